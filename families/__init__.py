@@ -1,0 +1,1 @@
+"""Model families, one file or folder each; found through entry points."""

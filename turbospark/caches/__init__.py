@@ -1,0 +1,1 @@
+"""Caches: what a layer remembers of the tokens fed so far."""

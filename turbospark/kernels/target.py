@@ -1,0 +1,103 @@
+"""What a target offers: one binder a fusion unit.
+
+A binder takes a unit's weights once and returns the function that runs every step, or None where
+the target has no body for these weights; the unit then runs its reference and says so in its
+report. Shapes: T rows of one sequence; there is no batch axis.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from turbospark.kernels.weights import Activation, Norm, Weight
+from turbospark.protocols import Phase
+
+Embed = Callable[[mx.array], mx.array]
+"""tokens [T] int32 -> rows [T, C]."""
+Project = Callable[[mx.array, Phase], tuple[mx.array, ...]]
+"""x [T, K] -> one [T, N] a weight."""
+Rotate = Callable[[mx.array, mx.array | None, mx.array | None, Any, Phase], mx.array]
+"""q [T, Hq * D], k and v [T, Hkv * D] or None, cache -> rotated q [T, Hq, D]; k, v rows cached."""
+Attend = Callable[[mx.array, Any, Phase], mx.array]
+"""q [T, Hq, D] whose own rows are already in the cache -> [T, Hq * D]."""
+AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
+"""x [T, K], residual [T, C] -> [T, C]."""
+Transform = Callable[[mx.array, Phase], mx.array]
+"""h [T, C] -> [T, C], or [R, C] -> [R, V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGeometry:
+    """Sizes of one attention layer: query heads, key/value heads, head dimension."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class KernelSet(Protocol):
+    """The kernel bodies of one target."""
+
+    @property
+    def name(self) -> str:
+        """metal, cuda, host or reference."""
+        ...
+
+    def describe(self) -> str:
+        """One line for humans: target, instruction set, threads, activations."""
+        ...
+
+    def embedding(self, weight: Weight, scale: float) -> Embed | None:
+        """Rows of a table, times `scale`."""
+        ...
+
+    def normed_projections(
+        self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]
+    ) -> Project | None:
+        """rms-norm (if any), then every projection of the same input."""
+        ...
+
+    def head_norm_rope(
+        self,
+        heads: HeadGeometry,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        v_norm: Norm | None,
+        rope: Any,
+    ) -> Rotate | None:
+        """Per-head norms, RoPE on q and k, k and v rows written into the cache."""
+        ...
+
+    def attend(
+        self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
+    ) -> Attend | None:
+        """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
+        ...
+
+    def projected_residual(
+        self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
+    ) -> AddProjected | None:
+        """residual + post_norm(weight @ x + bias)."""
+        ...
+
+    def gated_mlp(
+        self,
+        norm: Norm | None,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        biases: Sequence[mx.array | None],
+        activation: Activation,
+        post_norm: Norm | None,
+        residual: bool,
+    ) -> Transform | None:
+        """h + post_norm(down(act(gate y) * up y)), y = norm(h); without `residual` no `h +`."""
+        ...
+
+    def output_head(
+        self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
+    ) -> Transform | None:
+        """float32 logits of the rows given: softcap(weight @ norm(h) + bias)."""
+        ...

@@ -1,0 +1,75 @@
+"""Values that kernels take: quantized and dense weights, norms."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from turbospark.errors import ShapeError
+
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """A matrix in MLX's affine layout: value = scale * code + bias, per group along the input.
+
+    Attributes:
+        codes: [..., N, K * bits / 32] uint32, low bits first.
+        scales: [..., N, K / group_size] float32, float16 or bfloat16; may be negative.
+        biases: like scales; None when `zero` says that every bias is exactly -zero * scale.
+        bits: bits of one code.
+        group_size: values along K that share a scale. Group 16 is not one of MLX's own.
+        zero: the code that stands for 0, or None when `biases` holds them.
+        mode: "affine", or "mxfp4" (scales uint8 E8M0, no biases).
+    """
+
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    bits: int
+    group_size: int
+    zero: int | None = None
+    mode: Literal["affine", "mxfp4"] = "affine"
+
+    def __post_init__(self) -> None:
+        words, groups = self.codes.shape[-1], self.scales.shape[-1]
+        if words * 32 != groups * self.group_size * self.bits:
+            raise ShapeError(
+                f"codes {self.codes.shape} and scales {self.scales.shape} do not belong together "
+                f"at {self.bits} bits and groups of {self.group_size}"
+            )
+        if (self.biases is None) != (self.zero is not None or self.mode == "mxfp4"):
+            raise ShapeError("a quantized weight has either biases or a zero code")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the matrix that the codes stand for: [..., N, K]."""
+        return (*self.codes.shape[:-1], self.scales.shape[-1] * self.group_size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and biases together."""
+        biases = 0 if self.biases is None else self.biases.nbytes
+        return self.codes.nbytes + self.scales.nbytes + biases
+
+
+Weight = QuantizedWeight | mx.array
+"""A matrix [N, K] (out x in): quantized, or dense float32, float16 or bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """An RMS norm: x / sqrt(mean(x^2) + eps) * weight, in float32.
+
+    Attributes:
+        weight: [C] as multiplied (a family's "1 + w" is already folded in), or None for none.
+        eps: added to the mean square.
+    """
+
+    weight: mx.array | None
+    eps: float
+
+
+Activation = Literal["silu", "gelu_tanh"]

@@ -1,0 +1,1 @@
+"""From a path or a Hub id to a model with weights."""

@@ -1,0 +1,1 @@
+"""What families share: modules that hold weights, and the fusion units over them."""

@@ -1,0 +1,1 @@
+"""The loops that turn a prompt into tokens."""

@@ -1,0 +1,1 @@
+"""One conversation's state, and the pure decisions about reusing it."""
