@@ -79,7 +79,7 @@ class KernelSet(Protocol):
     def projected_residual(
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
     ) -> AddProjected | None:
-        """residual + post_norm(weight @ x + bias)."""
+        """Compute residual + post_norm(weight @ x + bias)."""
         ...
 
     def gated_mlp(
@@ -93,7 +93,7 @@ class KernelSet(Protocol):
         post_norm: Norm | None,
         residual: bool,
     ) -> Transform | None:
-        """h + post_norm(down(act(gate y) * up y)), y = norm(h); without `residual` no `h +`."""
+        """Compute h + post_norm(down(act(gate y) * up y)), y = norm(h); `h +` if `residual`."""
         ...
 
     def output_head(

@@ -1,0 +1,72 @@
+"""The target of plain MLX operations: it has no bodies, so every unit runs its reference."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from turbospark.kernels.target import (
+    AddProjected,
+    Attend,
+    Embed,
+    HeadGeometry,
+    Project,
+    Rotate,
+    Transform,
+)
+from turbospark.kernels.weights import Activation, Norm, Weight
+
+
+class ReferenceKernels:
+    """Every binder answers None."""
+
+    name = "reference"
+
+    def describe(self) -> str:
+        return f"reference: MLX operations on {mx.default_device()}"
+
+    def embedding(self, weight: Weight, scale: float) -> Embed | None:
+        return None
+
+    def normed_projections(
+        self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]
+    ) -> Project | None:
+        return None
+
+    def head_norm_rope(
+        self,
+        heads: HeadGeometry,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        v_norm: Norm | None,
+        rope: Any,
+    ) -> Rotate | None:
+        return None
+
+    def attend(
+        self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
+    ) -> Attend | None:
+        return None
+
+    def projected_residual(
+        self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
+    ) -> AddProjected | None:
+        return None
+
+    def gated_mlp(
+        self,
+        norm: Norm | None,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        biases: Sequence[mx.array | None],
+        activation: Activation,
+        post_norm: Norm | None,
+        residual: bool,
+    ) -> Transform | None:
+        return None
+
+    def output_head(
+        self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
+    ) -> Transform | None:
+        return None

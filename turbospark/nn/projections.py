@@ -1,0 +1,166 @@
+"""Fusion units around matrix products. Each composes the kernels' references."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+
+from turbospark.kernels.activations import activate_reference
+from turbospark.kernels.embedding import embedding_reference
+from turbospark.kernels.quantized_matmul import quantized_matmul_reference
+from turbospark.kernels.rms_norm import rms_norm_reference
+from turbospark.kernels.target import AddProjected, Embed, KernelSet, Project, Transform
+from turbospark.kernels.weights import Activation, Norm
+from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
+from turbospark.nn.unit import Unit
+from turbospark.protocols import Phase
+
+
+class TokenEmbedding(Unit):
+    """Rows of a table, times `scale`."""
+
+    def __init__(self, table: Embedding, scale: float = 1.0) -> None:
+        self._table, self._scale = table, scale
+        self._run: Embed | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        self._run = kernels.embedding(self._table.value, self._scale)
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        """Look up tokens [T] int32: [T, C]."""
+        return self._run(tokens) if self._run else self.reference(tokens)
+
+    def reference(self, tokens: mx.array) -> mx.array:
+        return embedding_reference(tokens, self._table.value, self._scale)
+
+
+class NormedProjections(Unit):
+    """An RMS norm (or none), then every projection of the same input."""
+
+    def __init__(self, norm: RMSNorm | None, projections: Sequence[Linear]) -> None:
+        self._norm, self._projections = norm, tuple(projections)
+        self._run: Project | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        weights = [module.value for module in self._projections]
+        biases = [_bias(module) for module in self._projections]
+        self._run = kernels.normed_projections(_value(self._norm), weights, biases)
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(self, x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
+        """Project x [T, K]: one [T, N] a projection."""
+        return self._run(x, phase) if self._run else self.reference(x)
+
+    def reference(self, x: mx.array) -> tuple[mx.array, ...]:
+        y = rms_norm_reference(x, _value(self._norm))
+        return tuple(_project(y, module) for module in self._projections)
+
+
+class ProjectedResidual(Unit):
+    """residual + post_norm(projection(x))."""
+
+    def __init__(self, projection: Linear, post_norm: RMSNorm | None = None) -> None:
+        self._projection, self._post_norm = projection, post_norm
+        self._run: AddProjected | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        weight, bias = self._projection.value, _bias(self._projection)
+        self._run = kernels.projected_residual(weight, bias, _value(self._post_norm))
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(self, x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
+        """Add the projection of x [T, K] to residual [T, C]: [T, C]."""
+        return self._run(x, residual, phase) if self._run else self.reference(x, residual)
+
+    def reference(self, x: mx.array, residual: mx.array) -> mx.array:
+        y = _project(x, self._projection)
+        return residual + rms_norm_reference(y, _value(self._post_norm))
+
+
+class GatedMLP(Unit):
+    """h + post_norm(down(activation(gate(y)) * up(y))) with y = norm(h).
+
+    With `residual=False` it returns what would be added to h.
+    """
+
+    def __init__(
+        self,
+        norm: RMSNorm | None,
+        gate: Linear,
+        up: Linear,
+        down: Linear,
+        *,
+        activation: Activation,
+        post_norm: RMSNorm | None = None,
+        residual: bool = True,
+    ) -> None:
+        self._norm, self._post_norm = norm, post_norm
+        self._gate, self._up, self._down = gate, up, down
+        self._activation: Activation = activation
+        self._residual = residual
+        self._run: Transform | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        parts = (self._gate, self._up, self._down)
+        gate, up, down = (module.value for module in parts)
+        self._run = kernels.gated_mlp(
+            _value(self._norm),
+            gate,
+            up,
+            down,
+            [_bias(module) for module in parts],
+            self._activation,
+            _value(self._post_norm),
+            self._residual,
+        )
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
+        """Transform h [T, C]: [T, C]."""
+        return self._run(h, phase) if self._run else self.reference(h)
+
+    def reference(self, h: mx.array) -> mx.array:
+        y = rms_norm_reference(h, _value(self._norm))
+        gate = activate_reference(_project(y, self._gate), self._activation)
+        out = _project(gate * _project(y, self._up), self._down)
+        out = rms_norm_reference(out, _value(self._post_norm))
+        return h + out if self._residual else out
+
+
+class OutputHead(Unit):
+    """float32 logits: the final norm, the head, and a softcap where a family has one."""
+
+    def __init__(
+        self, norm: RMSNorm | None, table_or_linear: Matrix, *, softcap: float | None = None
+    ) -> None:
+        self._norm, self._matrix, self._softcap = norm, table_or_linear, softcap
+        self._run: Transform | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        weight, bias = self._matrix.value, _bias(self._matrix)
+        self._run = kernels.output_head(_value(self._norm), weight, bias, self._softcap)
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
+        """Give the logits of h [R, C]: [R, V] float32."""
+        return self._run(h, phase) if self._run else self.reference(h)
+
+    def reference(self, h: mx.array) -> mx.array:
+        y = rms_norm_reference(h, _value(self._norm))
+        logits = _project(y, self._matrix).astype(mx.float32)
+        if self._softcap is None:
+            return logits
+        return mx.tanh(logits / self._softcap) * self._softcap
+
+
+def _value(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else norm.value
+
+
+def _bias(module: Matrix) -> mx.array | None:
+    return cast(Any, module).get("bias")
+
+
+def _project(x: mx.array, module: Matrix) -> mx.array:
+    return quantized_matmul_reference(x, module.value, _bias(module))
