@@ -53,10 +53,10 @@ def dequantize_reference(w: Weight) -> mx.array:
             w.codes, w.scales, group_size=w.group_size, bits=w.bits, mode="mxfp4"
         )
         return values.astype(mx.float32)
-    groups = unpack_codes(w.codes, w.bits).reshape(*w.scales.shape, w.group_size)
+    groups = mx.reshape(unpack_codes(w.codes, w.bits), (*w.scales.shape, w.group_size))
     scales = w.scales.astype(mx.float32)[..., None]
     values = scales * groups.astype(mx.float32) + _offsets(w)[..., None]
-    return values.reshape(w.shape)
+    return mx.reshape(values, w.shape)
 
 
 def unpack_codes(codes: mx.array, bits: int) -> mx.array:
@@ -64,7 +64,7 @@ def unpack_codes(codes: mx.array, bits: int) -> mx.array:
     if 32 % bits == 0:
         shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
         fields = (codes[..., None] >> shifts) & mx.array((1 << bits) - 1, mx.uint32)
-        return fields.reshape(*codes.shape[:-1], -1)
+        return mx.flatten(fields, -2, -1)
     # A width that does not divide 32 lets codes straddle words: gather each from its two words.
     count = codes.shape[-1] * 32 // bits
     first_bit = mx.arange(0, count * bits, bits, dtype=mx.uint32)
