@@ -1,0 +1,80 @@
+"""How kernels see a cache: rows of keys and values in at most two blocks of memory."""
+
+from typing import NamedTuple, Protocol, Self
+
+import mlx.core as mx
+
+
+class RowBlock:
+    """Keys and values of some rows: k and v [Hkv, capacity, D], contiguous once evaluated.
+
+    `addresses` is where a host kernel remembers the memory of k and v; a block's arrays are
+    never rebound, so it stays right.
+    """
+
+    __slots__ = ("addresses", "k", "v")
+
+    def __init__(self, k: mx.array, v: mx.array) -> None:
+        self.k = k
+        self.v = v
+        self.addresses: tuple[int, int] | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Rows this block has memory for."""
+        return self.k.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values together."""
+        return self.k.nbytes + self.v.nbytes
+
+
+class KVRows(NamedTuple):
+    """One layer's rows as they are now, sealed part and tail.
+
+    The row of position p, first <= p < end, is sealed row p % sealed.capacity when p < boundary,
+    else tail row p - boundary. Rows that no position names hold anything.
+
+    Attributes:
+        sealed: rows of positions [first, boundary); None when boundary is 0.
+        tail: rows of positions [boundary, end); None when there are none.
+        first: the oldest position still held; 0 unless a ring has wrapped.
+        boundary: where the tail begins.
+        end: tokens written so far.
+    """
+
+    sealed: RowBlock | None
+    tail: RowBlock | None
+    first: int
+    boundary: int
+    end: int
+
+
+class RowStore(Protocol):
+    """What attention kernels ask of a cache."""
+
+    @property
+    def offset(self) -> int:
+        """Tokens written so far; also the position of the next one."""
+        ...
+
+    def rows(self) -> KVRows:
+        """The rows as they are now."""
+        ...
+
+    def append(self, k: mx.array, v: mx.array) -> None:
+        """Add rows [T, Hkv, D] at `offset`."""
+        ...
+
+    def reserve(self, count: int) -> tuple[RowBlock, int]:
+        """Memory for the next `count` rows that nothing else reads, and their first row in it."""
+        ...
+
+    def advance(self, count: int) -> None:
+        """Count rows that were written where `reserve` said."""
+        ...
+
+    def fork(self) -> Self:
+        """An independent cache with the same content."""
+        ...

@@ -1,0 +1,110 @@
+"""Fusion units of attention: rotated queries and cache rows, then attention over the cache."""
+
+import mlx.core as mx
+
+from turbospark.kernels import target
+from turbospark.kernels.attention import attend_reference
+from turbospark.kernels.kv_rows import RowStore
+from turbospark.kernels.rms_norm import rms_norm_reference
+from turbospark.kernels.rope import Rope, rope_reference
+from turbospark.kernels.target import HeadGeometry, KernelSet
+from turbospark.kernels.weights import Norm
+from turbospark.nn.linear import RMSNorm
+from turbospark.nn.unit import Unit
+from turbospark.protocols import Phase
+
+
+class HeadNormRope(Unit):
+    """Per-head norms and RoPE; the rows of k and v go into the cache."""
+
+    def __init__(
+        self,
+        heads: HeadGeometry,
+        rope: Rope,
+        *,
+        q_norm: RMSNorm | None = None,
+        k_norm: RMSNorm | None = None,
+        v_norm: Norm | None = None,
+    ) -> None:
+        self._heads, self._rope = heads, rope
+        self._q_norm, self._k_norm, self._v_norm = q_norm, k_norm, v_norm
+        self._run: target.Rotate | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        norms = (_value(self._q_norm), _value(self._k_norm), self._v_norm)
+        self._run = kernels.head_norm_rope(self._heads, *norms, self._rope)
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        cache: RowStore,
+        phase: Phase,
+    ) -> mx.array:
+        """Rotate a step's queries and append its rows to the cache.
+
+        Args:
+            q: [T, Hq * D].
+            k: [T, Hkv * D], or None where another layer has written this step's rows.
+            v: like k.
+            cache: advanced by T, unless k and v are None: then it stands behind these rows.
+            phase: prefill or decode.
+
+        Returns:
+            Rotated queries [T, Hq, D].
+        """
+        run = self._run or self.reference
+        return run(q, k, v, cache, phase)
+
+    def reference(
+        self,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        cache: RowStore,
+        phase: Phase,
+    ) -> mx.array:
+        T, D = q.shape[0], self._heads.head_dim
+        offset = cache.offset
+        if k is None or v is None:
+            offset -= T
+        else:
+            kv_shape = (T, self._heads.num_kv_heads, D)
+            rows = rms_norm_reference(k.reshape(kv_shape), _value(self._k_norm))
+            values = rms_norm_reference(v.reshape(kv_shape), self._v_norm)
+            cache.append(rope_reference(rows, self._rope, offset), values)
+        heads = rms_norm_reference(q.reshape(T, -1, D), _value(self._q_norm))
+        return rope_reference(heads, self._rope, offset)  # [T, Hq, D]
+
+
+class Attend(Unit):
+    """Causal attention over a cache that already holds the queries' own rows."""
+
+    def __init__(
+        self,
+        heads: HeadGeometry,
+        *,
+        scale: float,
+        window: int | None = None,
+        sinks: mx.array | None = None,
+    ) -> None:
+        self._heads, self._scale, self._window, self._sinks = heads, scale, window, sinks
+        self._run: target.Attend | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        self._run = kernels.attend(self._heads, self._scale, self._window, self._sinks)
+        self.body = kernels.name if self._run else Unit.body
+
+    def __call__(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
+        """Attend from q [T, Hq, D] to the cache's rows: [T, Hq * D]."""
+        run = self._run or self.reference
+        return run(q, cache, phase)
+
+    def reference(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
+        return attend_reference(q, cache.rows(), self._scale, self._window, self._sinks)
+
+
+def _value(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else norm.value
