@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -167,13 +167,22 @@ class LogitProducer(Protocol):
         """Run one token at `position`, which must be the cursor; return [V] evaluated logits."""
         ...
 
+    def produce_prefill(self, token: int, position: int) -> None:
+        """Run one prompt token whose logits nobody wants; the cursor moves all the same."""
+        ...
+
     def try_reuse_prefix(self, prompt: Sequence[int]) -> Reuse:
         """Continue from the state that covers the prompt's first `Reuse.tokens` ids."""
         ...
 
 
+@runtime_checkable
 class ChunkedPrefillRunner(LogitProducer, Protocol):
     """A producer that also takes many prompt tokens in one pass."""
+
+    def supports_chunked_prefill(self) -> bool:
+        """Whether `prefill_chunk` serves this model; it raises where this says no."""
+        ...
 
     def prefill_chunk(
         self, tokens: Sequence[int], start: int, is_final: bool = True

@@ -1,8 +1,9 @@
-"""Options of the process and of the runner: one table, every surface.
+"""Options of the process, of loading, of the runner and of one generation: one table.
 
-A field below is an option. Its name gives the keyword, the environment variable
-(`TURBOSPARK_<NAME>`) and the command-line flag (`--<name>`); its metadata gives the help text.
-Nothing else in turbospark reads the environment.
+A field below is an option. Its name gives the keyword and the command-line flag
+(`--<name>`), for `RunnerConfig` and `KernelPolicy` the environment variable
+(`TURBOSPARK_<NAME>`) too; its metadata gives the help text. Nothing else in turbospark reads
+the environment.
 """
 
 import dataclasses
@@ -10,19 +11,35 @@ import difflib
 import os
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from turbospark.errors import OptionError
 
-Config = TypeVar("Config", "RunnerConfig", "KernelPolicy")
+Config = TypeVar("Config", "RunnerConfig", "KernelPolicy", "LoadConfig", "GenerationConfig")
 
 
-def option(default: Any, help: str) -> Any:
-    """Declare an option: a dataclass field that carries its own help text."""
-    return field(default=default, metadata={"help": help})
+def option(
+    default: Any, help: str, *, env: bool = True, alias: str = "", low: int | None = 0
+) -> Any:
+    """Declare an option: a dataclass field that carries its own help text.
+
+    Args:
+        default: the value when nobody says otherwise.
+        help: one line.
+        env: whether the environment may set it.
+        alias: a second name that is understood too.
+        low: the least whole number allowed, for counts.
+    """
+    metadata = {"help": help, "env": env, "alias": alias, "low": low}
+    return field(default=default, metadata=metadata)
+
+
+def request(default: Any, help: str, *, alias: str = "", low: int | None = 0) -> Any:
+    """Declare an option of one call, which the environment never sets."""
+    return option(default, help, env=False, alias=alias, low=low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +47,18 @@ class RunnerConfig:
     """How prompts are fed and sessions kept. One value a loaded model."""
 
     max_context: int | None = option(
-        None, "tokens a session may hold; by default the trained length bounded by memory"
+        None, "tokens a session may hold; by default the trained length bounded by memory", low=1
     )
     prefill_chunk: int | None = option(
-        None, "prompt tokens of one forward pass; by default 256 on CPUs, 2048 on GPUs"
+        None,
+        "prompt tokens of one forward pass; by default 256 on CPUs, 2048 on GPUs",
+        alias="prefill_step_size",
+        low=1,
     )
     ring_slack: int = option(128, "rows a sliding-window cache keeps beyond its window")
-    session_slots: int = option(1, "anonymous conversations kept; more than 1 is not built yet")
+    session_slots: int = option(
+        1, "anonymous conversations kept; more than 1 is not built yet", low=1
+    )
     prefix_reuse: bool = option(True, "continue from the tokens a prompt shares with the last one")
 
 
@@ -59,38 +81,133 @@ class KernelPolicy:
     cxx: str = option("", "C++ compiler of the host kernels; by default c++, clang++ or g++")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadConfig:
+    """Where a checkpoint comes from and what becomes of its weights."""
+
+    quantize: str | None = request(None, "quantize float weights while loading, e.g. int4")
+    dequantize: bool = request(False, "unpack weight formats that no kernel reads to float")
+    revision: str | None = request(None, "branch, tag or commit of a Hub repository")
+    local_files_only: bool = request(False, "never ask the network")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationConfig:
+    """How one generation runs: its budget, its sampling, its stops."""
+
+    max_tokens: int = request(256, "tokens to generate at most; -1 fills the context", low=-1)
+    temperature: float = request(
+        0.0, "0 takes the likeliest token, whatever the other sampling options say", alias="temp"
+    )
+    top_p: float | None = request(None, "keep the likeliest tokens that hold this probability")
+    top_k: int = request(0, "keep this many of the likeliest tokens, 256 at most; 0 is off")
+    min_p: float = request(0.0, "drop tokens less likely than this times the likeliest")
+    repetition_penalty: float = request(1.0, "divide the scores of tokens seen before")
+    presence_penalty: float = request(0.0, "subtract from the scores of generated tokens")
+    frequency_penalty: float = request(0.0, "subtract for every time a token was generated")
+    seed: int | None = request(None, "repeat a sampled text; by default the system's entropy")
+    stop: tuple[str, ...] = request((), "stop before this text; may be given more than once")
+    logprobs: int = request(0, "report the log-probabilities of this many likeliest tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Unbuilt:
+    """An option whose feature is not built yet: only values that ask for nothing are taken.
+
+    Attributes:
+        feature: what it would do.
+        neutral: values that change nothing; None always is one.
+        instead: what to do now.
+        flag: the command-line flag, or an empty string for none.
+    """
+
+    feature: str
+    neutral: tuple[Any, ...] = ()
+    instead: str = ""
+    flag: str = ""
+
+
+UNBUILT: Mapping[str, Unbuilt] = {
+    "draft": Unbuilt("speculative decoding", ("auto", "off"), flag="--draft"),
+    "draft_block": Unbuilt("speculative decoding", flag="--draft-block"),
+    "draft_model": Unbuilt("speculative decoding"),
+    "num_draft_tokens": Unbuilt("speculative decoding"),
+    "kv_bits": Unbuilt("a quantized KV cache", flag="--kv-bits"),
+    "kv_group_size": Unbuilt("a quantized KV cache"),
+    "quantized_kv_start": Unbuilt("a quantized KV cache"),
+    "max_kv_size": Unbuilt(
+        "a cache that forgets the middle of a text",
+        instead="bound the context with load(..., max_context=N)",
+    ),
+    "residency": Unbuilt(
+        "streaming of expert weights", ("auto", "resident"), flag="--expert-residency"
+    ),
+    "expert_cache_slots": Unbuilt("streaming of expert weights", flag="--expert-cache-slots"),
+    "image": Unbuilt("image input", flag="--image"),
+    "input_embeddings": Unbuilt("a prompt of embeddings"),
+    "device": Unbuilt("a device of its own for each model", ("auto",)),
+}
+
+
+def refuse_unbuilt(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the options of features not built yet where they ask for nothing.
+
+    Returns:
+        the remaining options.
+
+    Raises:
+        OptionError: one of them asks for something.
+    """
+    rest: dict[str, Any] = {}
+    for name, value in given.items():
+        entry = UNBUILT.get(name)
+        if entry is None:
+            rest[name] = value
+        elif value is not None and value not in entry.neutral:
+            hint = f"; {entry.instead}" if entry.instead else f"; leave {name} out"
+            raise OptionError(f"{name}={value!r}: {entry.feature} is not built yet{hint}")
+    return rest
+
+
 def env_name(option_name: str) -> str:
     """The environment variable of an option."""
     return f"TURBOSPARK_{option_name.upper()}"
+
+
+def option_names(kind: type[Any]) -> dict[str, str]:
+    """Every keyword that `kind` understands, aliases included, to its field's name."""
+    names: dict[str, str] = {}
+    for item in dataclasses.fields(kind):
+        names[item.name] = item.name
+        if item.metadata["alias"]:
+            names[item.metadata["alias"]] = item.name
+    return names
 
 
 def resolve(kind: type[Config], given: Mapping[str, Any] | None = None) -> Config:
     """Build `kind` from keyword values, then the environment, then the defaults.
 
     Args:
-        kind: `RunnerConfig` or `KernelPolicy`.
+        kind: one of this module's option tables.
         given: option name to value; None means not given. Text is parsed as on a command line.
 
     Raises:
-        OptionError: a name is unknown (the nearest one is named) or a value does not parse.
+        OptionError: a name is unknown (the nearest one is named), given twice, or a value does
+            not parse.
     """
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for item in dataclasses.fields(kind):
-        text = os.environ.get(env_name(item.name))
-        if text is not None and text != "":
-            values[item.name] = _parse(env_name(item.name), text, hints[item.name])
-    for name, value in (given or {}).items():
-        if name not in hints:
-            raise unknown_option(name, hints)
-        if value is not None:
-            values[name] = _parse(name, value, hints[name])
-    return kind(**values)
+    return kind(**{name: value for name, (value, _) in _gather(kind, given or {}).items()})
+
+
+def origins(kind: type[Config], given: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Where the value of each option of `kind` comes from: its variable, "given" or "default"."""
+    found = {name: origin for name, (_, origin) in _gather(kind, given or {}).items()}
+    return {item.name: found.get(item.name, "default") for item in dataclasses.fields(kind)}
 
 
 def unknown_option(name: str, known: Iterable[str]) -> OptionError:
     """An error for an option nobody declared, naming the nearest one that exists."""
-    near = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
     return OptionError(f"unknown option {name!r}{hint}")
 
@@ -109,7 +226,29 @@ def compiler_override() -> str:
     return os.environ.get("CXX", "")
 
 
-def _parse(name: str, value: Any, hint: Any) -> Any:
+def _gather(kind: type[Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    hints = typing.get_type_hints(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    values: dict[str, tuple[Any, str]] = {}
+    for name, item in fields.items():
+        text = os.environ.get(env_name(name), "") if item.metadata["env"] else ""
+        if text:
+            value = _parse(env_name(name), text, hints[name], item.metadata["low"])
+            values[name] = value, env_name(name)
+    names = option_names(kind)
+    for said, value in given.items():
+        if said not in names:
+            raise unknown_option(said, names)
+        if value is None:
+            continue
+        name = names[said]
+        if values.get(name, (None, ""))[1] == "given":
+            raise OptionError(f"{name!r} is given twice, once as {said!r}")
+        values[name] = _parse(said, value, hints[name], fields[name].metadata["low"]), "given"
+    return values
+
+
+def _parse(name: str, value: Any, hint: Any, low: int | None) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value not in arguments:
@@ -121,8 +260,14 @@ def _parse(name: str, value: Any, hint: Any) -> Any:
     if hint is bool:
         return _parse_bool(name, value)
     if hint is int:
-        return _parse_count(name, value)
-    return str(value)
+        return _parse_count(name, value, low)
+    if hint is float:
+        return _parse_float(name, value)
+    if origin is tuple:
+        return _parse_texts(name, value)
+    if not isinstance(value, str):
+        raise OptionError(f"{name}={value!r} is not text")
+    return value
 
 
 def _parse_bool(name: str, value: Any) -> bool:
@@ -134,11 +279,34 @@ def _parse_bool(name: str, value: Any) -> bool:
     raise OptionError(f"{name}={value!r} is neither on nor off")
 
 
-def _parse_count(name: str, value: Any) -> int:
+def _parse_count(name: str, value: Any, low: int | None) -> int:
     try:
         number = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise OptionError(f"{name}={value!r} is not a whole number") from None
-    if isinstance(value, bool) or number != float(value) or number < 0:
-        raise OptionError(f"{name}={value!r} is not a whole number of 0 or more")
+    fraction = not isinstance(value, str) and number != value
+    if isinstance(value, bool) or fraction or (low is not None and number < low):
+        bound = "" if low is None else f" of {low} or more"
+        raise OptionError(f"{name}={value!r} is not a whole number{bound}")
     return number
+
+
+def _parse_float(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        raise OptionError(f"{name}={value!r} is not a number") from None
+
+
+def _parse_texts(name: str, value: Any) -> tuple[str, ...]:
+    texts: Sequence[Any] = (value,) if isinstance(value, str) else value
+    try:
+        found = tuple(texts)
+    except TypeError:
+        raise OptionError(f"{name}={value!r} is neither text nor a list of texts") from None
+    for text in found:
+        if not isinstance(text, str) or not text:
+            raise OptionError(f"{name}: {text!r} is no text to stop at; give a non-empty string")
+    return found

@@ -1,0 +1,151 @@
+"""The two loops: prompt tokens in, sampled tokens out.
+
+A loop knows a producer by its protocol alone. Between two steps producer and sink agree: what
+was fed is a prefix of the sink's history.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from turbospark.errors import OptionError
+from turbospark.protocols import ChunkedPrefillRunner, LogitProducer, Reuse
+from turbospark.runner.sink import Committed, TokenSink, never
+from turbospark.sampling.select import Choice, Chooser
+
+Progress = Callable[[int, int], Any]
+"""(tokens done, tokens in all) -> False to cancel; anything else goes on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefilled:
+    """The outcome of a prompt's pass.
+
+    Attributes:
+        logits: [V] of the last token; None where the pass was cancelled.
+        reuse: what the live state already stood for.
+        fed: tokens that went through the model.
+        seconds: how long that took.
+    """
+
+    logits: mx.array | None
+    reuse: Reuse
+    fed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """One generated token.
+
+    Attributes:
+        committed: what the sink made of it.
+        choice: how it was chosen.
+        seconds: time the loop spent on it; the consumer's own time does not count.
+    """
+
+    committed: Committed
+    choice: Choice
+    seconds: float
+
+
+def prefill(
+    producer: LogitProducer,
+    prompt: Sequence[int],
+    *,
+    chunk: int | None = None,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] = never,
+) -> Prefilled:
+    """Feed a prompt, what the producer can reuse left out.
+
+    Args:
+        producer: advanced to the end of the prompt, or to the chunk at which it was cancelled.
+        prompt: at least one id.
+        chunk: tokens of one pass; None is all at once, or one by one where the producer has no
+            chunks.
+        progress: called with absolute counts before the first chunk and after each; ends at
+            (total, total).
+        cancelled: polled after each chunk.
+
+    Raises:
+        OptionError: chunks were asked for and the producer has none; nothing was fed.
+        ProducerError: a pass failed; the producer's session is tainted.
+    """
+    chunked = _chunked(producer, chunk)
+    began = time.perf_counter()
+    total = len(prompt)
+    reuse = producer.try_reuse_prefix(prompt)
+    start = min(reuse.tokens, total - 1)
+    if start == 0:
+        producer.reset()
+    position = start
+    stopped = _report(progress, position, total) or cancelled()
+    logits = None
+    while position < total and not stopped:
+        end = min(total, position + ((chunk or total) if chunked else 1))
+        logits = _feed(producer, chunked, prompt[position:end], position, end == total)
+        position = end
+        stopped = _report(progress, position, total) or cancelled()
+    seconds = time.perf_counter() - began
+    return Prefilled(None if stopped else logits, reuse, position - start, seconds)
+
+
+def decode(
+    producer: LogitProducer, logits: mx.array, chooser: Chooser, sink: TokenSink
+) -> Iterator[Step]:
+    """Sample, commit and feed until the sink says why to end.
+
+    Closing the iterator at any token is fine: the tokens fed are then the prompt and every token
+    before the one just given.
+
+    Args:
+        producer: advanced by every token but the last.
+        logits: [V] of the prompt's last token.
+        chooser: how tokens are chosen.
+        sink: takes them; `sink.history` is what was fed.
+    """
+    producing = 0.0
+    while True:
+        began = time.perf_counter()
+        choice = chooser.choose(logits, sink.history, sink.prompt_tokens)
+        position = len(sink.history)
+        committed = sink.commit(choice.token)
+        yield Step(committed, choice, producing + time.perf_counter() - began)
+        if committed.reason is not None:
+            return
+        began = time.perf_counter()
+        logits = producer.produce(choice.token, position)
+        producing = time.perf_counter() - began
+
+
+def _chunked(producer: LogitProducer, chunk: int | None) -> ChunkedPrefillRunner | None:
+    if isinstance(producer, ChunkedPrefillRunner) and producer.supports_chunked_prefill():
+        return producer
+    if chunk is not None and chunk > 1:
+        raise OptionError(
+            f"prefill_chunk={chunk}: this model takes prompt tokens one by one; leave it out"
+        )
+    return None
+
+
+def _feed(
+    producer: LogitProducer,
+    chunked: ChunkedPrefillRunner | None,
+    tokens: Sequence[int],
+    start: int,
+    is_final: bool,
+) -> mx.array | None:
+    if chunked is not None:
+        return chunked.prefill_chunk(tokens, start, is_final)
+    if is_final:
+        return producer.produce(tokens[0], start)
+    producer.produce_prefill(tokens[0], start)
+    return None
+
+
+def _report(progress: Progress | None, done: int, total: int) -> bool:
+    return progress is not None and progress(done, total) is False

@@ -1,0 +1,152 @@
+"""One step of a generation: from a row of logits to a token."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+
+from turbospark.errors import NonFiniteError, OptionError
+from turbospark.sampling.config import check_logit_bias, check_sampling
+from turbospark.sampling.ranking import Scores, best
+from turbospark.sampling.shaping import draw, log_softmax, penalise, survivors
+from turbospark.sampling.uniform import fresh_seed, seeded_uniform
+from turbospark.settings import GenerationConfig
+
+Sampler = Callable[[mx.array], Any]
+"""log-probabilities [1, V] -> token [1], as mlx-lm's samplers."""
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+"""tokens [n] of prompt and reply, logits [1, V] -> logits [1, V], as mlx-lm's processors."""
+
+_REPLACED_BY_SAMPLER = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "seed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """A chosen token.
+
+    Attributes:
+        token: its id.
+        logits: [V] what it was chosen from: after processors and bias, before penalties.
+        logprob: the token's log-probability, where log-probabilities were asked for.
+        top_logprobs: the likeliest tokens with theirs, best first.
+    """
+
+    token: int
+    logits: mx.array
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+class Chooser:
+    """Chooses tokens for one generation; its options are checked when it is made.
+
+    Args:
+        config: sampling options.
+        vocab_size: bounds the ids of `logit_bias`.
+        logit_bias: token id to a number added to its logit; -inf bans it.
+        processors: run in order on every row, before anything else.
+        sampler: replaces the built-in sampling.
+
+    Raises:
+        OptionError: an option is out of range, or one that `sampler` replaces is set beside it.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        vocab_size: int,
+        *,
+        logit_bias: Any = None,
+        processors: Sequence[LogitsProcessor] = (),
+        sampler: Sampler | None = None,
+    ) -> None:
+        check_sampling(config)
+        if sampler is not None:
+            _refuse_beside_sampler(config)
+        self.config = config
+        self.seed = fresh_seed() if config.seed is None else config.seed
+        self._bias = check_logit_bias(logit_bias, vocab_size)
+        self._processors = tuple(processors)
+        self._sampler = sampler
+
+    def choose(self, logits: mx.array, history: Sequence[int], prompt_tokens: int) -> Choice:
+        """Choose the token that follows `history`.
+
+        Args:
+            logits: [V] raw logits.
+            history: ids of prompt and reply so far.
+            prompt_tokens: how many of them are the prompt's; the rest counts the step.
+
+        Raises:
+            NonFiniteError: the logits hold NaN or infinity, or processors left nothing to choose.
+        """
+        position = len(history)
+        _check_finite(logits, position)
+        scores = logits
+        for processor in self._processors:
+            scores = processor(mx.array(np.array(history, dtype=np.int32)), scores[None])[0]
+        if self._bias:
+            scores = _biased(scores, self._bias)
+        if self._processors or self._bias:
+            _check_choosable(scores, position)
+        token = self._pick(scores, history, prompt_tokens)
+        if not self.config.logprobs:
+            return Choice(token, scores)
+        logprobs = log_softmax(_float64(scores))
+        ranked = best(logprobs, np.arange(len(logprobs)), self.config.logprobs)
+        ranked = ranked[np.argsort(-logprobs[ranked], kind="stable")]
+        top = tuple((int(i), float(logprobs[i])) for i in ranked)
+        return Choice(token, scores, float(logprobs[token]), top)
+
+    def _pick(self, scores: mx.array, history: Sequence[int], prompt_tokens: int) -> int:
+        if self._sampler is not None:
+            return _run_sampler(self._sampler, scores)
+        config = self.config
+        if config.temperature == 0.0:
+            return int(np.argmax(np.asarray(scores)))
+        penalised = penalise(_float64(scores), history, history[prompt_tokens:], config)
+        uniform = seeded_uniform(self.seed, len(history) - prompt_tokens)
+        return draw(penalised, survivors(penalised, config), config.temperature, uniform)
+
+
+def _run_sampler(sampler: Sampler, scores: mx.array) -> int:
+    answer = sampler((scores - mx.logsumexp(scores))[None])
+    token = int(answer.item() if isinstance(answer, mx.array) else answer)
+    if not 0 <= token < scores.shape[-1]:
+        raise OptionError(f"the sampler gave token {token}; ids run to {scores.shape[-1] - 1}")
+    return token
+
+
+def _refuse_beside_sampler(config: GenerationConfig) -> None:
+    defaults = GenerationConfig()
+    for name in _REPLACED_BY_SAMPLER:
+        if getattr(config, name) != getattr(defaults, name):
+            raise OptionError(f"{name} and a custom sampler exclude each other: leave one out")
+
+
+def _float64(scores: mx.array) -> Scores:
+    return np.asarray(scores.astype(mx.float32)).astype(np.float64)
+
+
+def _biased(scores: mx.array, bias: dict[int, float]) -> mx.array:
+    ids, values = mx.array(list(bias)), mx.array(list(bias.values()))
+    return scores.at[ids].add(values)
+
+
+def _check_finite(logits: mx.array, position: int) -> None:
+    if not np.isfinite(np.asarray(logits)).all():
+        raise NonFiniteError(f"the logits of position {position} hold NaN or infinity")
+
+
+def _check_choosable(scores: mx.array, position: int) -> None:
+    top = float(cast(Any, np.asarray(scores).max()))
+    if not np.isfinite(top):
+        raise NonFiniteError(
+            f"logits processors or logit_bias left no token to choose at position {position}: "
+            f"the largest score is {top}"
+        )

@@ -1,0 +1,71 @@
+"""The record of what was fed: ids in position order, and whether it can be trusted."""
+
+from array import array
+from collections.abc import Sequence
+
+
+class FedIds:
+    """Ids that went through the model, in position order; never derived from a counter.
+
+    The record describes no more state than the caches hold. Taint says that it may describe
+    another state; it lasts until `clear`.
+    """
+
+    def __init__(self) -> None:
+        self._ids = array("i")
+        self._tainted = False
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __repr__(self) -> str:
+        return f"FedIds({len(self)} ids{', tainted' if self._tainted else ''})"
+
+    @property
+    def ids(self) -> list[int]:
+        """A copy of the ids."""
+        return self._ids.tolist()
+
+    @property
+    def tainted(self) -> bool:
+        """Whether a failure has made the record worthless."""
+        return self._tainted
+
+    def clear(self) -> None:
+        """Forget everything, the taint too."""
+        self._ids = array("i")
+        self._tainted = False
+
+    def taint(self) -> None:
+        """Distrust the record until `clear`."""
+        self._tainted = True
+
+    def record(self, tokens: Sequence[int], position: int) -> None:
+        """Note that `tokens` were fed from `position` on.
+
+        What stood there before is replaced. A gap between the record and `position` empties and
+        taints it.
+        """
+        if position > len(self._ids):
+            self.clear()
+            self.taint()
+            return
+        del self._ids[position:]
+        self._ids.extend(tokens)
+
+    def rewind_to(self, position: int) -> None:
+        """Keep the first `position` ids; a record already as short stays as it is."""
+        del self._ids[position:]
+
+    def common_prefix(self, prompt: Sequence[int]) -> int:
+        """How many leading ids a prompt shares with the record, its last id never among them.
+
+        The last id has to be fed again in any case, since its logits are wanted.
+        """
+        if self._tainted:
+            return 0
+        bound = min(len(self._ids), len(prompt) - 1)
+        for index in range(bound):
+            if self._ids[index] != prompt[index]:
+                return index
+        return max(bound, 0)
