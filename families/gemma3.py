@@ -1,0 +1,222 @@
+"""Gemma 3, text: `gemma3_text`, and the text part of `gemma3`.
+
+Every norm, those of the heads included, is stored as weight - 1. Layers have norms behind their
+attention and MLP too. Five of six layers see a window and rotate with a base of their own.
+
+Source: transformers 5.24, models/gemma3. Checkpoint: google/gemma-3-270m.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from turbospark.caches.kv import KVCache
+from turbospark.caches.ring import RingCache
+from turbospark.kernels.rope import Rope
+from turbospark.kernels.target import HeadGeometry
+from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.config import (
+    Depth,
+    LayerType,
+    Length,
+    Positive,
+    Size,
+    check_heads,
+    layer_schedule,
+    read_activation,
+    read_config,
+    refuse,
+)
+from turbospark.nn.forward import finish, run_layers
+from turbospark.nn.linear import Embedding, Linear, RMSNorm
+from turbospark.nn.projections import GatedMLP, NormedProjections, OutputHead, ProjectedResidual
+from turbospark.nn.rope import read_rope
+from turbospark.nn.scaled_embedding import ScaledEmbedding
+from turbospark.nn.weights import text_weights
+from turbospark.protocols import Family, ForwardOutput, LogitRows, Phase
+
+BESIDE_TEXT = ("vision_tower", "multi_modal_projector")
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma3Config:
+    vocab_size: Size = 262_208
+    hidden_size: Size = 2304
+    intermediate_size: Size = 9216
+    num_hidden_layers: Depth = 26
+    num_attention_heads: Size = 8
+    num_key_value_heads: Size = 4
+    head_dim: Size = 256
+    hidden_activation: str = "gelu_pytorch_tanh"
+    max_position_embeddings: Length = 131_072
+    rms_norm_eps: Positive = 1e-6
+    tie_word_embeddings: bool = True
+    attention_bias: bool = False
+    query_pre_attn_scalar: Positive = 256
+    sliding_window: Length = 4096
+    layer_types: tuple[str, ...] | None = None
+    sliding_window_pattern: Depth | None = None
+    _sliding_window_pattern: Depth | None = None
+
+    @property
+    def heads(self) -> HeadGeometry:
+        return HeadGeometry(self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+
+    @property
+    def schedule(self) -> tuple[LayerType, ...]:
+        pattern = self.sliding_window_pattern or self._sliding_window_pattern or 6
+        return layer_schedule(self.num_hidden_layers, self.layer_types, pattern)
+
+
+class Gemma3Attention(nn.Module):
+    def __init__(
+        self, config: Gemma3Config, rope: Rope, window: int | None, norm: RMSNorm, post: RMSNorm
+    ) -> None:
+        super().__init__()
+        C, bias, heads = config.hidden_size, config.attention_bias, config.heads
+        D, eps = heads.head_dim, config.rms_norm_eps
+        self.q_proj = Linear(C, heads.num_heads * D, bias)
+        self.k_proj = Linear(C, heads.num_kv_heads * D, bias)
+        self.v_proj = Linear(C, heads.num_kv_heads * D, bias)
+        self.o_proj = Linear(heads.num_heads * D, C, bias)
+        self.q_norm = RMSNorm(D, eps, offset=1.0)
+        self.k_norm = RMSNorm(D, eps, offset=1.0)
+        self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
+        self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, k_norm=self.k_norm)
+        self.attend = Attend(heads, scale=config.query_pre_attn_scalar**-0.5, window=window)
+        self.output = ProjectedResidual(self.o_proj, post)
+
+    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+        q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
+        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
+        return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
+
+
+class Gemma3MLP(nn.Module):
+    def __init__(self, config: Gemma3Config, norm: RMSNorm, post: RMSNorm) -> None:
+        super().__init__()
+        C, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = Linear(C, inner), Linear(C, inner)
+        self.down_proj = Linear(inner, C)
+        self.step = GatedMLP(
+            norm,
+            self.gate_proj,
+            self.up_proj,
+            self.down_proj,
+            activation=read_activation("hidden_activation", config.hidden_activation),
+            post_norm=post,
+        )
+
+    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
+        return self.step(h, phase)
+
+
+class Gemma3Layer(nn.Module):
+    def __init__(self, config: Gemma3Config, rope: Rope, window: int | None) -> None:
+        super().__init__()
+        C, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(C, eps, offset=1.0)
+        self.post_attention_layernorm = RMSNorm(C, eps, offset=1.0)
+        self.pre_feedforward_layernorm = RMSNorm(C, eps, offset=1.0)
+        self.post_feedforward_layernorm = RMSNorm(C, eps, offset=1.0)
+        self.self_attn = Gemma3Attention(
+            config, rope, window, self.input_layernorm, self.post_attention_layernorm
+        )
+        self.mlp = Gemma3MLP(
+            config, self.pre_feedforward_layernorm, self.post_feedforward_layernorm
+        )
+
+    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+        return self.mlp(self.self_attn(h, cache, phase), phase)
+
+
+class Gemma3Stack(nn.Module):
+    """Table, layers and final norm: what checkpoints call `model`."""
+
+    def __init__(self, config: Gemma3Config, ropes: Mapping[LayerType, Rope]) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        windows = {"full_attention": None, "sliding_attention": config.sliding_window}
+        self.layers = [Gemma3Layer(config, ropes[kind], windows[kind]) for kind in config.schedule]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1.0)
+
+
+class Gemma3Model(nn.Module):
+    def __init__(self, config: Gemma3Config, ropes: Mapping[LayerType, Rope]) -> None:
+        super().__init__()
+        self.config = config
+        self.model = Gemma3Stack(config, ropes)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        head = self.model.embed_tokens if config.tie_word_embeddings else self.lm_head
+        self.embed = ScaledEmbedding(self.model.embed_tokens, config.hidden_size)
+        self.head = OutputHead(self.model.norm, head)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_position(self) -> int:
+        return self.config.max_position_embeddings
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    def make_caches(self, max_context: int, slack: int) -> list[KVCache | RingCache]:
+        Hkv, D, W = (
+            self.config.num_key_value_heads,
+            self.config.head_dim,
+            self.config.sliding_window,
+        )
+        return [
+            KVCache(Hkv, D, max_context)
+            if kind == "full_attention"
+            else RingCache(Hkv, D, max_context, W, slack)
+            for kind in self.config.schedule
+        ]
+
+    def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        text = text_weights(weights, BESIDE_TEXT)
+        if self.config.tie_word_embeddings:
+            text.pop("lm_head.weight", None)  # a second copy of the table
+        return text
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Sequence[Any],
+        *,
+        phase: Phase,
+        logits: LogitRows = "last",
+        taps: Sequence[int] = (),
+    ) -> ForwardOutput:
+        h = self.embed(tokens)  # [T, C]
+        h, kept = run_layers(h, self.model.layers, caches, phase=phase, taps=taps)
+        return finish(h, self.head, logits, phase, kept)
+
+
+def build(raw: Mapping[str, Any]) -> Gemma3Model:
+    """A Gemma 3 text model with unset weights."""
+    config = read_config(Gemma3Config, raw)
+    check_heads(config.num_attention_heads, config.num_key_value_heads, config.head_dim)
+    refuse(raw, "attn_logit_softcapping", why="no release of Gemma 3 caps attention scores")
+    refuse(raw, "final_logit_softcapping", why="no release of Gemma 3 caps logits")
+    refuse(raw, "use_bidirectional_attention", False, why="text is generated left to right")
+    D, longest = config.head_dim, config.max_position_embeddings
+    full = read_rope(raw, D, longest, layer_type="full_attention", theta=1e6)
+    local = ("rope_local_base_freq",)
+    sliding = read_rope(raw, D, longest, layer_type="sliding_attention", flat_keys=local)
+    return Gemma3Model(config, {"full_attention": full, "sliding_attention": sliding})
+
+
+def gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json's fields from the metadata of a GGUF file of architecture `gemma3`."""
+    raise NotImplementedError
+
+
+FAMILY = Family(name="gemma3", build=build, gguf={})

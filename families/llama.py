@@ -1,0 +1,298 @@
+"""The llama flow: `llama`, `mistral`, `qwen2` and `qwen3`.
+
+One network; the types differ in what their configurations default to, in biases, in norms of the
+heads, and in which layers see a window only.
+
+Source: transformers 5.24, models/{llama,mistral,qwen2,qwen3}. Checkpoints:
+meta-llama/Llama-3.2-1B, mistralai/Mistral-7B-v0.1, Qwen/Qwen2.5-0.5B, Qwen/Qwen3-0.6B.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from turbospark.caches.kv import KVCache
+from turbospark.caches.ring import RingCache
+from turbospark.errors import UnsupportedError
+from turbospark.kernels.rope import Rope
+from turbospark.kernels.target import HeadGeometry
+from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.config import (
+    Count,
+    Depth,
+    Length,
+    Positive,
+    Size,
+    check_heads,
+    layer_schedule,
+    read_activation,
+    read_config,
+    split_head_dim,
+)
+from turbospark.nn.forward import finish, run_layers
+from turbospark.nn.linear import Embedding, Linear, RMSNorm
+from turbospark.nn.projections import (
+    GatedMLP,
+    NormedProjections,
+    OutputHead,
+    ProjectedResidual,
+    TokenEmbedding,
+)
+from turbospark.nn.rope import read_rope
+from turbospark.nn.weights import text_weights
+from turbospark.protocols import Family, ForwardOutput, LogitRows, Phase
+
+Windows = tuple[int | None, ...]
+"""Tokens that each layer's queries see; None for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    vocab_size: Size = 32_000
+    hidden_size: Size = 4096
+    intermediate_size: Size = 11_008
+    num_hidden_layers: Depth = 32
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    hidden_act: str = "silu"
+    max_position_embeddings: Length = 2048
+    rms_norm_eps: Positive = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def heads(self) -> HeadGeometry:
+        Hq, D = self.num_attention_heads, self.head_dim
+        return HeadGeometry(
+            Hq, self.num_key_value_heads or Hq, D or split_head_dim(self.hidden_size, Hq)
+        )
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def head_norms(self) -> bool:
+        return False
+
+    @property
+    def windows(self) -> Windows:
+        return (None,) * self.num_hidden_layers
+
+
+@dataclass(frozen=True, slots=True)
+class MistralConfig(LlamaConfig):
+    intermediate_size: Size = 14_336
+    num_key_value_heads: Size | None = 8
+    max_position_embeddings: Length = 131_072
+    sliding_window: Length | None = 4096  # null means none, an absent key does not
+    layer_types: tuple[str, ...] | None = None
+
+    @property
+    def windows(self) -> Windows:
+        wanted = "full_attention" if self.sliding_window is None else "sliding_attention"
+        strangers = set(self.layer_types or ()) - {wanted}
+        if strangers:
+            raise UnsupportedError(
+                f"config.json: layer_types with {sorted(strangers)} is not implemented for "
+                f"mistral with sliding_window={self.sliding_window}: every layer is {wanted}"
+            )
+        return (self.sliding_window,) * self.num_hidden_layers
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen2Config(LlamaConfig):
+    vocab_size: Size = 151_936
+    intermediate_size: Size = 22_016
+    num_key_value_heads: Size | None = 32
+    max_position_embeddings: Length = 32_768
+    use_sliding_window: bool = False
+    sliding_window: Length | None = 4096
+    max_window_layers: Count = 28
+    layer_types: tuple[str, ...] | None = None
+
+    @property
+    def qkv_bias(self) -> bool:
+        return True
+
+    @property
+    def output_bias(self) -> bool:
+        return False
+
+    @property
+    def windows(self) -> Windows:
+        count, window = self.num_hidden_layers, self.sliding_window
+        if self.layer_types is not None:
+            slides = [
+                kind == "sliding_attention" for kind in layer_schedule(count, self.layer_types, 1)
+            ]
+        else:
+            slides = [i >= self.max_window_layers for i in range(count)]
+        if not self.use_sliding_window:
+            window = None
+        return tuple(window if flag else None for flag in slides)
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3Config(Qwen2Config):
+    head_dim: Size | None = 128
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def output_bias(self) -> bool:
+        return self.attention_bias
+
+    @property
+    def head_norms(self) -> bool:
+        return True
+
+
+CONFIGS: Mapping[str, type[LlamaConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": MistralConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
+}
+
+
+class LlamaAttention(nn.Module):
+    def __init__(self, config: LlamaConfig, rope: Rope, window: int | None, norm: RMSNorm) -> None:
+        super().__init__()
+        C, heads, bias = config.hidden_size, config.heads, config.qkv_bias
+        D = heads.head_dim
+        self.q_proj = Linear(C, heads.num_heads * D, bias)
+        self.k_proj = Linear(C, heads.num_kv_heads * D, bias)
+        self.v_proj = Linear(C, heads.num_kv_heads * D, bias)
+        self.o_proj = Linear(heads.num_heads * D, C, config.output_bias)
+        norms: dict[str, RMSNorm] = {}
+        if config.head_norms:
+            self.q_norm = norms["q_norm"] = RMSNorm(D, config.rms_norm_eps)
+            self.k_norm = norms["k_norm"] = RMSNorm(D, config.rms_norm_eps)
+        self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
+        self.rotate = HeadNormRope(heads, rope, **norms)
+        self.attend = Attend(heads, scale=D**-0.5, window=window)
+        self.output = ProjectedResidual(self.o_proj)
+
+    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+        q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
+        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
+        return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
+
+
+class LlamaMLP(nn.Module):
+    def __init__(self, config: LlamaConfig, norm: RMSNorm) -> None:
+        super().__init__()
+        C, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = Linear(C, inner, bias)
+        self.up_proj = Linear(C, inner, bias)
+        self.down_proj = Linear(inner, C, bias)
+        self.step = GatedMLP(
+            norm,
+            self.gate_proj,
+            self.up_proj,
+            self.down_proj,
+            activation=read_activation("hidden_act", config.hidden_act),
+        )
+
+    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
+        return self.step(h, phase)
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, config: LlamaConfig, rope: Rope, window: int | None) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = LlamaAttention(config, rope, window, self.input_layernorm)
+        self.mlp = LlamaMLP(config, self.post_attention_layernorm)
+
+    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+        return self.mlp(self.self_attn(h, cache, phase), phase)
+
+
+class LlamaStack(nn.Module):
+    """Table, layers and final norm: what checkpoints call `model`."""
+
+    def __init__(self, config: LlamaConfig, rope: Rope) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [LlamaLayer(config, rope, window) for window in config.windows]
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, config: LlamaConfig, rope: Rope) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaStack(config, rope)
+        if not config.tie_word_embeddings:
+            self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        head = self.model.embed_tokens if config.tie_word_embeddings else self.lm_head
+        self.embed = TokenEmbedding(self.model.embed_tokens)
+        self.head = OutputHead(self.model.norm, head)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def max_position(self) -> int:
+        return self.config.max_position_embeddings
+
+    @property
+    def num_layers(self) -> int:
+        return self.config.num_hidden_layers
+
+    def make_caches(self, max_context: int, slack: int) -> list[KVCache | RingCache]:
+        Hkv, D = self.config.heads.num_kv_heads, self.config.heads.head_dim
+        return [
+            KVCache(Hkv, D, max_context)
+            if window is None
+            else RingCache(Hkv, D, max_context, window, slack)
+            for window in self.config.windows
+        ]
+
+    def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        text = text_weights(weights)
+        if self.config.tie_word_embeddings:
+            text.pop("lm_head.weight", None)  # a second copy of the table
+        return text
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Sequence[Any],
+        *,
+        phase: Phase,
+        logits: LogitRows = "last",
+        taps: Sequence[int] = (),
+    ) -> ForwardOutput:
+        h = self.embed(tokens)  # [T, C]
+        h, kept = run_layers(h, self.model.layers, caches, phase=phase, taps=taps)
+        return finish(h, self.head, logits, phase, kept)
+
+
+def build(raw: Mapping[str, Any]) -> LlamaModel:
+    """A model of the llama flow with unset weights; `model_type` says of which kind."""
+    kind = CONFIGS.get(raw.get("model_type", "llama"))
+    if kind is None:
+        raise UnsupportedError(f"model type {raw['model_type']!r} is not of the llama flow")
+    config = read_config(kind, raw)
+    heads = config.heads
+    check_heads(heads.num_heads, heads.num_kv_heads, heads.head_dim)
+    return LlamaModel(config, read_rope(raw, heads.head_dim, config.max_position_embeddings))
+
+
+FAMILY = Family(name="llama", build=build)

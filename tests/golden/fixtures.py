@@ -1,0 +1,115 @@
+"""Golden fixtures as tests use them: configuration, weights drawn again, expected logits."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from golden.weights import draw_weights, fingerprint, int4_layout, quantize
+
+from turbospark.kernels.reference import ReferenceKernels
+from turbospark.kernels.target import KernelSet
+from turbospark.kernels.weights import QuantizedWeight, Weight
+from turbospark.loading.config import normalise
+from turbospark.nn.linear import Matrix
+from turbospark.nn.unit import bind_units
+from turbospark.registry import resolve_family
+
+FOLDER = Path(__file__).parent
+NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
+COLUMN_STEP = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Golden:
+    """One fixture.
+
+    Attributes:
+        config: in the spelling of most published files; `config_v5` as transformers 5 saves it.
+        weights: checkpoint name to float32 array.
+        tokens: [T] int32.
+        expected: kind ("full" or "int4") to the logits of some columns, and of the last row.
+    """
+
+    name: str
+    config: dict[str, Any]
+    config_v5: dict[str, Any]
+    weights: dict[str, np.ndarray]
+    tokens: np.ndarray
+    expected: dict[str, tuple[np.ndarray, np.ndarray]]
+
+    @property
+    def tolerance(self) -> float:
+        """Random Gemma 4 weights amplify rounding: its attention scores are not scaled down."""
+        return 1e-3 if "gemma4" in self.name else 1e-4
+
+    def difference(self, logits: np.ndarray, kind: str) -> float:
+        """Largest distance of logits [T, V] from the expected ones."""
+        columns, last = self.expected[kind]
+        return max(
+            float(np.abs(logits[:, ::COLUMN_STEP] - columns).max()),
+            float(np.abs(logits[-1] - last).max()),
+        )
+
+
+@cache
+def load_golden(name: str) -> Golden:
+    """Read a fixture and draw its weights; their fingerprint must be the one recorded."""
+    description = json.loads((FOLDER / f"{name}.json").read_text())
+    weights = draw_weights(description["shapes"], description["seed"], **description["settings"])
+    assert fingerprint(weights) == description["sha256"], f"{name}: other weights were drawn"
+    arrays = np.load(FOLDER / f"{name}.npz")
+    expected = {kind: (arrays[kind], arrays[f"{kind}_last"]) for kind in ("full", "int4")}
+    return Golden(
+        name, description["config"], description["config_v5"], weights, arrays["tokens"], expected
+    )
+
+
+def float_weights(golden: Golden) -> dict[str, Weight]:
+    """The checkpoint's tensors as MLX arrays."""
+    return {name: mx.array(value) for name, value in golden.weights.items()}
+
+
+def int4_weights(golden: Golden) -> dict[str, Weight]:
+    """The checkpoint's tensors, matrices quantized; each ends in `.weight` then."""
+    weights: dict[str, Weight] = {}
+    for name, value in golden.weights.items():
+        layout = int4_layout(name, value.shape)
+        if layout is None:
+            weights[name] = mx.array(value)
+            continue
+        parts = (mx.array(part) for part in quantize(value, *layout))
+        path = name if name.endswith(".weight") else f"{name}.weight"
+        weights[path] = QuantizedWeight(*parts, *layout)
+    return weights
+
+
+def build_model(
+    config: Mapping[str, Any], weights: Mapping[str, Weight], kernels: KernelSet | None = None
+) -> Any:
+    """A bound model of the family that `model_type` names."""
+    model: Any = resolve_family(config["model_type"]).build(normalise(config, Path("config.json")))
+    install(model, model.sanitize(weights))
+    bind_units(model, kernels or ReferenceKernels())
+    return model
+
+
+def install(model: Any, weights: Mapping[str, Weight]) -> None:
+    """Set every parameter; nothing may be missing or left over."""
+    left = dict(weights)
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, value in list(module.items()):
+            if not isinstance(value, mx.array):
+                continue
+            weight = left.pop(prefix + name)
+            if isinstance(module, Matrix) and name == "weight":
+                module.assign(weight)
+            else:
+                assert weight.shape == value.shape, prefix + name
+                module[name] = weight
+    assert not left, f"left over: {sorted(left)}"

@@ -1,0 +1,130 @@
+"""Routed experts: a router picks a few gated MLPs for every row."""
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from turbospark.kernels.activations import activate_reference
+from turbospark.kernels.quantized_matmul import dequantize_reference
+from turbospark.kernels.rms_norm import rms_norm_reference
+from turbospark.kernels.target import KernelSet
+from turbospark.kernels.weights import Activation, QuantizedWeight, Weight
+from turbospark.nn.linear import Linear, Matrix, RMSNorm
+from turbospark.nn.projections import NormedProjections
+from turbospark.nn.unit import Unit
+from turbospark.protocols import Phase
+
+
+class Experts(nn.Module):
+    """The weights of E gated MLPs, stacked: gate and up [E, I, C], down [E, C, I]."""
+
+    def __init__(self, num_experts: int, dims: int, hidden_dims: int) -> None:
+        super().__init__()
+        self.gate_proj = Matrix(num_experts, hidden_dims, dims)
+        self.up_proj = Matrix(num_experts, hidden_dims, dims)
+        self.down_proj = Matrix(num_experts, dims, hidden_dims)
+
+
+class Router(nn.Module):
+    """Scores of E experts [E, C], and what each expert's weight is multiplied by, if anything."""
+
+    def __init__(self, num_experts: int, norm: RMSNorm, *, expert_scale: bool = False) -> None:
+        super().__init__()
+        self.norm = norm
+        self.proj = Linear(norm.weight.shape[0], num_experts)
+        if expert_scale:
+            self.per_expert_scale = mx.ones((num_experts,))
+
+
+class RoutedExperts(Unit):
+    """post_norm(sum of w_r * expert_r(norm(h)) over the k experts that the router ranks first).
+
+    The weights are the softmax over all experts, cut to the k largest, divided by their sum, and
+    then multiplied by the experts' own scales. The sum runs in rank order; of equal scores the
+    lower expert ranks first.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        experts: Experts,
+        *,
+        top_k: int,
+        activation: Activation,
+        norm: RMSNorm,
+        post_norm: RMSNorm | None = None,
+    ) -> None:
+        self._router, self._experts, self._top_k = router, experts, top_k
+        self._activation: Activation = activation
+        self._norm, self._post_norm = norm, post_norm
+        self._scores = NormedProjections(router.norm, [router.proj])
+
+    def bind(self, kernels: KernelSet) -> None:
+        self._scores.bind(kernels)
+
+    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
+        """h [T, C] -> [T, C], to be added to h."""
+        (scores,) = self._scores(h, phase)  # [T, E]
+        scale = self._router.get("per_expert_scale")
+        ids, weights = route_reference(scores, self._top_k, scale)
+        y = rms_norm_reference(h, self._norm.value)
+        out = self._mix(y, ids, weights)
+        post_norm = self._post_norm
+        return out if post_norm is None else rms_norm_reference(out, post_norm.value)
+
+    def _mix(self, y: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
+        experts, rows = self._experts, y[:, None, None]  # [T, 1, 1, C]
+        gate = activate_reference(
+            expert_matmul_reference(rows, experts.gate_proj.value, ids), self._activation
+        )
+        hidden = gate * expert_matmul_reference(rows, experts.up_proj.value, ids)  # [T, k, 1, I]
+        outs = expert_matmul_reference(hidden, experts.down_proj.value, ids)[:, :, 0]
+        total = weights[:, :1] * outs[:, 0]
+        for rank in range(1, self._top_k):
+            total = total + weights[:, rank : rank + 1] * outs[:, rank]
+        return total
+
+
+def route_reference(
+    scores: mx.array, top_k: int, expert_scale: mx.array | None = None
+) -> tuple[mx.array, mx.array]:
+    """Rank experts and weigh the first ones.
+
+    Args:
+        scores: [T, E].
+        top_k: experts a row.
+        expert_scale: [E], multiplied after the weights of a row were made to sum to 1.
+
+    Returns:
+        ids [T, k] in rank order, the lower expert first among equals; weights [T, k] float32.
+    """
+    scores = scores.astype(mx.float32)
+    # A stable sort of the negated scores: equal ones stay in the order of their ids.
+    ids = mx.argsort(-scores, axis=-1)[:, :top_k]
+    shares = mx.take_along_axis(mx.softmax(scores, axis=-1), ids, axis=-1)
+    weights = shares / shares.sum(axis=-1, keepdims=True)
+    return ids, weights if expert_scale is None else weights * expert_scale[ids]
+
+
+def expert_matmul_reference(x: mx.array, w: Weight, ids: mx.array) -> mx.array:
+    """Multiply every row by the matrices of its experts, in float32.
+
+    Args:
+        x: [T, 1 or k, 1, K].
+        w: [E, N, K], quantized or dense.
+        ids: [T, k] experts of each row.
+
+    Returns:
+        [T, k, 1, N].
+    """
+    x = x.astype(mx.float32)
+    if not isinstance(w, QuantizedWeight) or w.group_size == 16:  # MLX has no groups of 16
+        return mx.gather_mm(x, dequantize_reference(w).swapaxes(-1, -2), rhs_indices=ids)
+    if w.mode == "mxfp4":
+        return mx.gather_qmm(
+            x, w.codes, w.scales, rhs_indices=ids, group_size=32, bits=4, mode="mxfp4"
+        )
+    scales = w.scales.astype(mx.float32)
+    biases = scales * -float(w.zero or 0) if w.biases is None else w.biases.astype(mx.float32)
+    return mx.gather_qmm(
+        x, w.codes, scales, biases, rhs_indices=ids, group_size=w.group_size, bits=w.bits
+    )
