@@ -106,7 +106,7 @@ class GGUFFile:
             flat[rows] = EXPANDERS[tensor.type.name](blocks).reshape(blocks.shape[0], -1)
         return array
 
-    def _slabs(self, tensor: GGUFTensor):  # noqa: ANN202
+    def _slabs(self, tensor: GGUFTensor):
         """Slices of rows with their raw blocks [rows, blocks a row, bytes a block]."""
         blocks = tensor.shape[-1] // tensor.type.values
         row_bytes = blocks * tensor.type.block_bytes

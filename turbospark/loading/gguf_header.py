@@ -279,9 +279,7 @@ def _place(
                 f"{cursor.path}: tensor {row.name!r} is announced at offset {row.offset}, but the "
                 f"tensors before it end at {expected}; the table is damaged"
             )
-        tensors[row.name] = GGUFTensor(
-            row.name, row.shape, row.type, base + row.offset, row.nbytes
-        )
+        tensors[row.name] = GGUFTensor(row.name, row.shape, row.type, base + row.offset, row.nbytes)
         expected += row.nbytes + -row.nbytes % alignment
     end = max((item.offset + item.nbytes for item in tensors.values()), default=base)
     if end > cursor.size:
