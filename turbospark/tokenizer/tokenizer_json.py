@@ -1,0 +1,238 @@
+"""Vocabularies that the tokenizers library encodes: tokenizer.json, and GGUF's byte-level BPE."""
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from turbospark.errors import TokenizerError
+from turbospark.tokenizer.decoding import Decoding, read_decoding
+from turbospark.tokenizer.pretokenizers import PreTokenizer
+from turbospark.tokenizer.vocabulary import AddedToken
+
+Result = TypeVar("Result")
+
+
+def guarded(source: str, work: Callable[[], Result]) -> Result:
+    """Run a call into the tokenizers library; every failure becomes an error naming `source`.
+
+    The library raises bare Exception, and a panic of its Rust code arrives as `PanicException`,
+    which derives from BaseException only.
+
+    Raises:
+        TokenizerError: the call failed; quotes the library's reason.
+    """
+    try:
+        return work()
+    except (MemoryError, RecursionError, TokenizerError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(
+            f"{source} is not a usable tokenizer: {' '.join(str(error).split())[:300]}"
+        ) from None
+
+
+class TokenizersVocabulary:
+    """A `tokenizers.Tokenizer` behind the questions that turbospark asks."""
+
+    def __init__(
+        self, tokenizer: Any, source: str, spellings: Mapping[int, str] | None = None
+    ) -> None:
+        """Wrap a tokenizer; its truncation and padding are switched off.
+
+        Args:
+            tokenizer: a `tokenizers.Tokenizer`, owned from here on.
+            source: the file that messages name.
+            spellings: id to text where the tokenizer holds a stand-in.
+
+        Raises:
+            TokenizerError: it is empty, or decodes in a way that is not implemented.
+        """
+        self.source = source
+        self._tokenizer = tokenizer
+        self._spellings = dict(spellings or {})
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._lock = threading.Lock()  # encode_special_tokens is a switch on the tokenizer
+        self._added = {
+            int(token): str(value.content)
+            for token, value in tokenizer.get_added_tokens_decoder().items()
+        }
+        self.special_ids = frozenset(
+            int(token)
+            for token, value in tokenizer.get_added_tokens_decoder().items()
+            if value.special
+        )
+        self._decoding = self._read_decoding()
+        self.leading_spaces = self._decoding.leading_spaces
+        self.size = guarded(source, self._count)
+
+    def _read_decoding(self) -> Decoding:
+        decoder = self._tokenizer.decoder
+        state = None if decoder is None else json.loads(decoder.__getstate__())
+        return read_decoding(state, self.source)
+
+    def _count(self) -> int:
+        ids: Mapping[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise TokenizerError(f"{self.source} has an empty vocabulary")
+        return max(max(ids.values()), *self._spellings, 0) + 1
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        def work() -> list[int]:
+            with self._lock:
+                self._tokenizer.encode_special_tokens = not parse_special
+                encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            return list(encoding.ids)
+
+        return guarded(self.source, work)
+
+    def token_id(self, text: str) -> int | None:
+        found = self._tokenizer.token_to_id(text)
+        return None if found is None else int(found)
+
+    def token_text(self, token: int) -> str:
+        if token in self._spellings:
+            return self._spellings[token]
+        if token in self._added:
+            return self._added[token]
+        found = self._tokenizer.id_to_token(token)
+        return "" if found is None else str(found)
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._decoding.added_bytes(self._added[token])
+        return self._decoding.token_bytes(self.token_text(token))
+
+
+def load_tokenizer_json(path: Path) -> Any:
+    """Read tokenizer.json into a `tokenizers.Tokenizer`.
+
+    Raises:
+        TokenizerError: the file is damaged; names it and quotes the library's reason.
+    """
+    from tokenizers import Tokenizer as Engine
+
+    def work() -> Any:
+        return Engine.from_file(str(path))
+
+    return guarded(str(path), work)
+
+
+def wrapping_ids(tokenizer: Any, source: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that a tokenizer's post-processor puts before and after a single text.
+
+    Raises:
+        TokenizerError: the post-processor is of a kind that is not implemented.
+    """
+    processor = tokenizer.post_processor
+    if processor is None:
+        return (), ()
+    state = json.loads(processor.__getstate__())
+    steps = state["processors"] if state["type"] == "Sequence" else [state]
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    for step in steps:
+        kind = step["type"]
+        if kind == "TemplateProcessing":
+            head, tail = _template_ids(step, source)
+        elif kind in {"BertProcessing", "RobertaProcessing"}:
+            head, tail = (int(step["cls"][1]),), (int(step["sep"][1]),)
+        elif kind == "ByteLevel":
+            continue
+        else:
+            raise TokenizerError(f"{source}: the post-processor {kind!r} is not implemented")
+        before, after = head + before, after + tail
+    return before, after
+
+
+def _template_ids(step: Mapping[str, Any], source: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    before: list[int] = []
+    after: list[int] = []
+    side = before
+    for item in step["single"]:
+        if "Sequence" in item:
+            side = after
+            continue
+        name = item["SpecialToken"]["id"]
+        if name not in step["special_tokens"]:
+            raise TokenizerError(f"{source}: the post-processor's token {name!r} has no ids")
+        side.extend(int(token) for token in step["special_tokens"][name]["ids"])
+    return tuple(before), tuple(after)
+
+
+def add_tokens(tokenizer: Any, tokens: Iterable[AddedToken], source: str) -> None:
+    """Register tokens that a tokenizer must find in a text.
+
+    Args:
+        tokenizer: a `tokenizers.Tokenizer`; mutated.
+        tokens: their ids are those the tokenizer already gives, or follow its last one.
+        source: the file that messages name.
+
+    Raises:
+        TokenizerError: a token would get another id than the one stated.
+    """
+    from tokenizers import AddedToken as EngineToken
+
+    listed = list(tokens)
+    for special in (True, False):
+        engine_tokens = [
+            EngineToken(
+                token.content,
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=token.normalized,
+                special=special,
+            )
+            for token in listed
+            if token.special == special
+        ]
+        if engine_tokens:
+            add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
+            guarded(source, lambda add=add, batch=engine_tokens: add(batch))
+    for token in listed:
+        found = tokenizer.token_to_id(token.content)
+        if found != token.id:
+            raise TokenizerError(
+                f"{source} gives the token {token.content!r} the id {token.id}, but the "
+                f"vocabulary gives it {found}"
+            )
+
+
+def build_byte_level_bpe(
+    names: Sequence[str],
+    merges: list[tuple[str, str]],
+    added: Iterable[AddedToken],
+    pre: PreTokenizer,
+    source: str,
+) -> Any:
+    """A byte-level BPE from a token list and ranked merges.
+
+    Raises:
+        TokenizerError: a merge names a token that is not in the list.
+    """
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as Engine
+
+    vocabulary = {name: token for token, name in enumerate(names)}
+
+    def work() -> Any:
+        model: Any = models.BPE(vocabulary, merges, ignore_merges=pre.whole_words)
+        tokenizer: Any = Engine(model)
+        splits: list[Any] = [
+            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns
+        ]
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
+        tokenizer.decoder = decoders.ByteLevel()
+        if pre.nfc:
+            tokenizer.normalizer = normalizers.NFC()
+        return tokenizer
+
+    tokenizer = guarded(source, work)
+    add_tokens(tokenizer, added, source)
+    return tokenizer

@@ -1,0 +1,90 @@
+"""What every back end of the tokenizer answers, and the values that describe special tokens."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+NO_STRIP = 0
+STRIP_ONE = 1
+STRIP_ALL = -1
+
+
+class Vocabulary(Protocol):
+    """One vocabulary with its encoder; it knows nothing of templates and of wrapping ids."""
+
+    @property
+    def source(self) -> str:
+        """The file (or metadata) that messages name."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """The largest id plus one."""
+        ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `decode` leaves out by default."""
+        ...
+
+    @property
+    def leading_spaces(self) -> int:
+        """Spaces that decoding takes off the start: NO_STRIP, STRIP_ONE or STRIP_ALL."""
+        ...
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        """Ids of `text` alone, with no id put before or after."""
+        ...
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the token that is spelled `text`."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """The token as the vocabulary spells it; empty for an id that stands for nothing."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What the token adds to a decoded text; whole characters only by their sum."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialTokens:
+    """The part that particular ids play.
+
+    Attributes:
+        bos_id: begin of text, or None.
+        eos_ids: ids that end a generated text.
+        before: ids that `encode` puts before a text.
+        after: ids that `encode` puts after a text.
+        named: what templates read: `bos_token`, `eos_token` and so on, as text.
+    """
+
+    bos_id: int | None = None
+    eos_ids: frozenset[int] = frozenset()
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+    named: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedToken:
+    """A token that is found in a text before the vocabulary's own encoder runs.
+
+    Attributes:
+        content: its text.
+        id: its id.
+        special: left out by `decode`, and plain text when special tokens are not parsed.
+        lstrip: takes the white space before it along.
+        rstrip: takes the white space behind it along.
+        single_word: found only where no letter, digit or underscore touches it.
+        normalized: looked for in the normalised text instead of the text as given.
+    """
+
+    content: str
+    id: int
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
