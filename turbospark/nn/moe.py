@@ -62,7 +62,7 @@ class RoutedExperts(Unit):
         self._scores.bind(kernels)
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
-        """h [T, C] -> [T, C], to be added to h."""
+        """Rows h [T, C] -> [T, C], to be added to h."""
         (scores,) = self._scores(h, phase)  # [T, E]
         scale = self._router.get("per_expert_scale")
         ids, weights = route_reference(scores, self._top_k, scale)
