@@ -1,7 +1,7 @@
 """Every error that turbospark raises on purpose.
 
     TurbosparkError
-    |- BackendError          MLX has no back end here
+    |- BackendError          MLX has no back end here                   (also ImportError)
     |- KernelError           a kernel cannot be compiled, loaded or run
     |- ShapeError            an array does not fit its operation          (also ValueError)
     |- OptionError           an option is unknown, refused or malformed   (also ValueError)
@@ -25,7 +25,7 @@ class TurbosparkError(Exception):
     """Root of every error that turbospark raises on purpose."""
 
 
-class BackendError(TurbosparkError):
+class BackendError(TurbosparkError, ImportError):
     """MLX has no back end on this machine."""
 
 

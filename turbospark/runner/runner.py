@@ -1,5 +1,6 @@
 """The producer that a model and its live session make together."""
 
+import threading
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -18,12 +19,30 @@ class Runner:
         model: whose forward passes run.
         session: the live conversation.
         prefix_reuse: whether `try_reuse_prefix` may keep anything.
+
+    Attributes:
+        lock: held while a step of a generation runs; any one thread at a time may drive it.
     """
 
     def __init__(self, model: CausalModel, session: Session, *, prefix_reuse: bool = False) -> None:
         self.model = model
         self.session = session
         self.prefix_reuse = prefix_reuse
+        self.lock = threading.RLock()
+        self._turn = 0
+
+    def begin_turn(self) -> int:
+        """Announce a generation; those before it may not go on."""
+        self._turn += 1
+        return self._turn
+
+    def check_turn(self, turn: int) -> None:
+        """Refuse to go on with a generation that another one has ended."""
+        if turn != self._turn:
+            raise ProducerError(
+                "this generation was ended by a later one on the same session; use a session "
+                "of its own for each text that runs beside another"
+            )
 
     def __repr__(self) -> str:
         return f"Runner({type(self.model).__name__}, {self.session!r})"

@@ -15,6 +15,9 @@ class Session:
     Args:
         make_caches: gives empty caches; called now and at every reset.
         max_context: tokens the caches may hold.
+
+    Attributes:
+        pending: the last generated token, which belongs to the text and was not fed.
     """
 
     def __init__(self, make_caches: MakeCaches, max_context: int) -> None:
@@ -22,6 +25,7 @@ class Session:
         self.max_context = max_context
         self.caches = make_caches()
         self.fed_ids = FedIds()
+        self.pending: int | None = None
 
     def __repr__(self) -> str:
         state = "tainted" if self.fed_ids.tainted else "live"
@@ -31,6 +35,11 @@ class Session:
     def position(self) -> int:
         """Tokens the caches hold; also the position of the next one."""
         return self.caches[0].offset if self.caches else len(self.fed_ids)
+
+    @property
+    def text_ids(self) -> list[int]:
+        """The ids of the text so far: those fed, and the one that was generated last."""
+        return [*self.fed_ids.ids, *([] if self.pending is None else [self.pending])]
 
     @property
     def nbytes(self) -> int:
@@ -50,9 +59,11 @@ class Session:
         """Start over at position 0; a taint is lifted."""
         self.caches = self._make_caches()
         self.fed_ids.clear()
+        self.pending = None
 
     def record(self, tokens: Sequence[int], position: int) -> None:
         """Note that the caches have advanced over `tokens` from `position` on."""
+        self.pending = None
         self.fed_ids.record(tokens, position)
 
     def taint(self) -> None:
