@@ -66,7 +66,7 @@ class Rope:
         return cls(inv_freq, head_dim, magnitude, traditional)
 
     def rotation(self, offset: int, count: int) -> tuple[Table, Table]:
-        """cos and sin [count, P] of positions offset .. offset + count - 1, times magnitude."""
+        """Cos and sin [count, P] of positions offset .. offset + count - 1, times magnitude."""
         memo, key = self._memo.tables, (offset, count)
         if memo is None or memo[0] != key:
             memo = (key, *rotation_table(self.inv_freq, self.magnitude, offset, count))
@@ -86,7 +86,7 @@ class Rope:
 def rotation_table(
     inv_freq: Table, magnitude: float, offset: int, count: int
 ) -> tuple[Table, Table]:
-    """cos and sin [count, P] of some positions.
+    """Cos and sin [count, P] of some positions.
 
     The angle is a float32 product, as models were trained; its cosine is computed in float64 and
     rounded, so that a row does not depend on the rows beside it.

@@ -1,0 +1,299 @@
+// Attention of a few query rows, bound by reading keys and values.
+//
+// The keys are split into spans at fixed absolute positions. A span gives each query row that sees
+// some of it a maximum, a sum and a weighted sum of values; a second step joins the spans in
+// order. Which thread did which span, and how many rows came together, changes no bit.
+#include <cmath>
+#include <limits>
+
+#include "attention.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace ts {
+namespace {
+
+constexpr int SPAN = 128;
+constexpr int KEYS = 4;  // rows of keys or values that are read side by side
+constexpr int AHEAD = 2 * KEYS;  // rows that are prefetched before their turn
+#if defined(TS_AVX512) || defined(TS_NEON)
+constexpr int QUERIES = 4;  // query rows that share a load; as many as registers allow
+#else
+constexpr int QUERIES = 2;
+#endif
+constexpr int64_t PARTIAL_BYTES = 32 << 20;
+constexpr int64_t PRODUCTS_WORTH_A_THREAD = 32768;
+constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+// The sums of four vectors, each by the same tree.
+inline void sum_four(const F (&a)[KEYS], float* to) {
+#if defined(TS_AVX512) || defined(TS_AVX2)
+  __m128 s[KEYS];
+  for (int i = 0; i < KEYS; i++) {
+#if defined(TS_AVX512)
+    const __m512 wide = (__m512)a[i];
+    const __m256 v = _mm256_add_ps(_mm512_castps512_ps256(wide),
+                                   _mm256_castpd_ps(_mm512_extractf64x4_pd((__m512d)wide, 1)));
+#else
+    const __m256 v = (__m256)a[i];
+#endif
+    s[i] = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  }
+  _MM_TRANSPOSE4_PS(s[0], s[1], s[2], s[3]);
+  _mm_storeu_ps(to, _mm_add_ps(_mm_add_ps(s[0], s[1]), _mm_add_ps(s[2], s[3])));
+#else
+  for (int i = 0; i < KEYS; i++) to[i] = (a[i][0] + a[i][1]) + (a[i][2] + a[i][3]);
+#endif
+}
+
+// Partial results of one head's rows in one span.
+struct Partial {
+  float* top;    // [rows]
+  float* total;  // [rows]
+  float* out;    // [rows, stride]
+};
+
+class Decode {
+ public:
+  Decode(const AttendPlan& plan, const float* q, float* out, const CacheRows& rows, int64_t count)
+      : plan_(plan),
+        rows_(rows),
+        q_(q),
+        out_(out),
+        count_(count),
+        lines_(count * plan.group()),
+        stride_((plan.head_dim + LANES - 1) / LANES * LANES),
+        begin_(plan.first_seen(rows.end - count)),
+        first_span_(begin_ / SPAN),
+        spans_((rows.end - 1) / SPAN + 1 - first_span_) {}
+
+  // Floats of partial results that one call needs.
+  int64_t partial_floats() const { return plan_.kv_heads * spans_ * lines_ * (stride_ + 2); }
+
+  void run() {
+    Carver sizes(nullptr);
+    carve(sizes, plan_.threads - 1);
+    Tickets tickets;
+    const int64_t tasks = plan_.kv_heads * spans_;
+    const int64_t products = (rows_.end - begin_) * plan_.q_heads * count_ * plan_.head_dim;
+    const int threads = products < PRODUCTS_WORTH_A_THREAD ? 1 : plan_.threads;
+    parallel(threads, sizes.bytes(), [&](Region& region) {
+      Carver carver(region.scratch);
+      const Scratch scratch = carve(carver, region.thread);
+      for (int64_t task; (task = tickets.take(1)) < tasks;) attend_span(task, scratch);
+      region.barrier();
+      const int64_t lines = plan_.kv_heads * lines_;
+      for (int64_t i = region.begin(lines); i < region.end(lines); i++) join_spans(i, scratch);
+    });
+  }
+
+ private:
+  struct Scratch {
+    float* partials;  // of all tasks, shared by the threads
+    float* weights;   // [lines, SPAN], a thread's own
+  };
+
+  Scratch carve(Carver& carver, int thread) const {
+    Scratch scratch{carver.take<float>(partial_floats()), nullptr};
+    for (int i = 0; i <= thread; i++) scratch.weights = carver.take<float>(lines_ * SPAN);
+    return scratch;
+  }
+
+  Partial partial(const Scratch& scratch, int64_t task) const {
+    float* start = scratch.partials + task * lines_ * (stride_ + 2);
+    return {start + lines_ * stride_, start + lines_ * (stride_ + 1), start};
+  }
+
+  int64_t position(int64_t line) const { return rows_.end - count_ + line / plan_.group(); }
+
+  // Line i of a head is query row i / group, head i % group of those that share the keys.
+  int64_t query_at(int64_t head, int64_t line) const {
+    const int64_t group = plan_.group();
+    return (line / group * plan_.q_heads + head * group + line % group) * plan_.head_dim;
+  }
+
+  void attend_span(int64_t task, const Scratch& scratch) const {
+    const int64_t head = task / spans_, start = (first_span_ + task % spans_) * SPAN;
+    const int begin = static_cast<int>(std::max<int64_t>(0, begin_ - start));
+    const int end = static_cast<int>(std::min<int64_t>(SPAN, rows_.end - start));
+    const float *k[SPAN + AHEAD + KEYS], *v[SPAN + AHEAD + KEYS];
+    find_rows(rows_, head, plan_.head_dim, start + begin, start + end, k + begin, v + begin);
+    for (int i = begin / KEYS * KEYS; i < begin; i++) k[i] = k[begin], v[i] = v[begin];
+    for (int i = end; i < end + AHEAD + KEYS; i++) k[i] = k[end - 1], v[i] = v[end - 1];
+
+    const Partial part = partial(scratch, task);
+    float* weights = scratch.weights;
+    in_groups([&](int64_t line, auto queries) {
+      score<queries.value>(head, line, k, begin, end, weights + line * SPAN);
+    });
+    for (int64_t line = 0; line < lines_; line++) weigh(line, start, weights, part);
+    memset(part.out, 0, lines_ * stride_ * sizeof(float));
+    in_groups([&](int64_t line, auto queries) {
+      add_values<queries.value>(v, begin, end, weights + line * SPAN, part.out + line * stride_);
+    });
+  }
+
+  template <int N>
+  struct Queries {
+    static constexpr int value = N;
+  };
+
+  template <class Function>
+  void in_groups(Function&& function) const {
+    int64_t line = 0;
+    for (; line + QUERIES <= lines_; line += QUERIES) function(line, Queries<QUERIES>{});
+    for (; line + 2 <= lines_; line += 2) function(line, Queries<2>{});
+    for (; line < lines_; line++) function(line, Queries<1>{});
+  }
+
+  template <int N>
+  void score(int64_t head, int64_t line, const float* const* k, int begin, int end,
+             float* scores) const {
+    const int D = plan_.head_dim, whole = D / LANES * LANES;
+    const float* q[N];
+    for (int n = 0; n < N; n++) q[n] = q_ + query_at(head, line + n);
+    for (int j = begin / KEYS * KEYS; j < end; j += KEYS) {
+      F sums[N][KEYS] = {};
+      for (int i = 0; i < whole; i += LANES) {
+        F key[KEYS];
+        for (int u = 0; u < KEYS; u++) {
+          __builtin_prefetch(k[j + u + AHEAD] + i);
+          key[u] = load(k[j + u] + i);
+        }
+        for (int n = 0; n < N; n++) {
+          const F query = load(q[n] + i);
+          for (int u = 0; u < KEYS; u++) sums[n][u] = fma(query, key[u], sums[n][u]);
+        }
+      }
+      if (whole < D) {
+        for (int n = 0; n < N; n++) {
+          const F query = load_first(q[n] + whole, D - whole);
+          for (int u = 0; u < KEYS; u++)
+            sums[n][u] = fma(query, load_first(k[j + u] + whole, D - whole), sums[n][u]);
+        }
+      }
+      for (int n = 0; n < N; n++) sum_four(sums[n], scores + n * SPAN + j);
+    }
+  }
+
+  // Scores of a line become weights, zero where the line does not see the key.
+  void weigh(int64_t line, int64_t start, float* weights, const Partial& part) const {
+    float* w = weights + line * SPAN;
+    const int64_t at = position(line);
+    const int begin = static_cast<int>(std::max<int64_t>(0, plan_.first_seen(at) - start));
+    const int end = static_cast<int>(std::min<int64_t>(SPAN, at + 1 - start));
+    if (begin >= end) {
+      memset(w, 0, SPAN * sizeof(float));
+      part.top[line] = LOWEST;
+      part.total[line] = 0.0f;
+      return;
+    }
+    int32_t lane[LANES];
+    for (int i = 0; i < LANES; i++) lane[i] = i;
+    I index;
+    memcpy(&index, lane, sizeof index);
+
+    F top = splat(LOWEST), total{};
+    for (int i = 0; i < SPAN; i += LANES) {
+      const I seen = (index + i >= begin) & (index + i < end);
+      const F score = select(seen, load(w + i) * plan_.scale, splat(LOWEST));
+      store(w + i, score);
+      top = larger(top, score);
+    }
+    const float highest = largest(top);
+    for (int i = 0; i < SPAN; i += LANES) {
+      const I seen = (index + i >= begin) & (index + i < end);
+      const F weight = select(seen, exponential(load(w + i) - highest), F{});
+      store(w + i, weight);
+      total = total + weight;
+    }
+    part.top[line] = highest;
+    part.total[line] = sum(total);
+  }
+
+  template <int N>
+  void add_values(const float* const* v, int begin, int end, const float* weights,
+                  float* out) const {
+    int j = begin;
+    for (; j + KEYS <= end; j += KEYS) add_rows<N, KEYS>(v + j, weights + j, out);
+    for (; j < end; j++) add_rows<N, 1>(v + j, weights + j, out);
+  }
+
+  template <int N, int ROWS>
+  void add_rows(const float* const* v, const float* weights, float* out) const {
+    const int D = plan_.head_dim, whole = D / LANES * LANES;
+    F weight[N][ROWS];
+    for (int n = 0; n < N; n++)
+      for (int u = 0; u < ROWS; u++) weight[n][u] = splat(weights[n * SPAN + u]);
+    for (int i = 0; i < D; i += LANES) {
+      F value[ROWS];
+      for (int u = 0; u < ROWS; u++) {
+        __builtin_prefetch(v[u + AHEAD] + i);
+        value[u] = i < whole ? load(v[u] + i) : load_first(v[u] + i, D - whole);
+      }
+      for (int n = 0; n < N; n++) {
+        F sum = load(out + n * stride_ + i);
+        for (int u = 0; u < ROWS; u++) sum = fma(weight[n][u], value[u], sum);
+        store(out + n * stride_ + i, sum);
+      }
+    }
+  }
+
+  void join_spans(int64_t index, const Scratch& scratch) const {
+    const int64_t head = index / lines_, line = index % lines_, at = position(line);
+    const int64_t first = plan_.first_seen(at) / SPAN - first_span_;
+    const int64_t last = at / SPAN - first_span_;
+    const float* sink = plan_.sinks;
+    if (sink != nullptr) sink += head * plan_.group() + line % plan_.group();
+
+    float top = sink != nullptr ? *sink : LOWEST;
+    for (int64_t s = first; s <= last; s++)
+      top = std::max(top, partial(scratch, head * spans_ + s).top[line]);
+    float* out = out_ + query_at(head, line);
+    const int D = plan_.head_dim;
+    float total = sink != nullptr ? std::exp(*sink - top) : 0.0f;
+    for (int64_t s = first; s <= last; s++) {
+      const Partial part = partial(scratch, head * spans_ + s);
+      const float factor = std::exp(part.top[line] - top);
+      total += part.total[line] * factor;
+      const float* values = part.out + line * stride_;
+      for (int i = 0; i < D; i += LANES) {
+        const int some = std::min(LANES, D - i);
+        const F before = s == first ? F{} : load_first(out + i, some);
+        store_first(out + i, fma(load(values + i), splat(factor), before), some);
+      }
+    }
+    const F inverse = splat(1.0f / total);
+    for (int i = 0; i < D; i += LANES) {
+      const int some = std::min(LANES, D - i);
+      store_first(out + i, load_first(out + i, some) * inverse, some);
+    }
+  }
+
+  const AttendPlan& plan_;
+  const CacheRows& rows_;
+  const float* q_;
+  float* out_;
+  const int64_t count_, lines_, stride_, begin_, first_span_, spans_;
+};
+
+}  // namespace
+}  // namespace ts
+
+extern "C" void ts_attend_decode(const ts::AttendPlan* plan, const float* q, float* out,
+                                 const ts::CacheRows* rows, int64_t count) {
+  using namespace ts;
+  const int64_t width = static_cast<int64_t>(plan->q_heads) * plan->head_dim;
+  const int64_t begin = rows->end - count;
+  CacheRows upto = *rows;
+  upto.end = begin + 1;
+  int64_t done = 0;
+  const int64_t one = Decode(*plan, q, out, *rows, 1).partial_floats() * sizeof(float);
+  const int64_t together = std::max<int64_t>(1, PARTIAL_BYTES / std::max<int64_t>(1, one));
+  for (; done < count;) {
+    const int64_t some = std::min(together, count - done);
+    upto.end = begin + done + some;
+    Decode(*plan, q + done * width, out + done * width, upto, some).run();
+    done += some;
+  }
+}

@@ -1,0 +1,202 @@
+// Attention of many query rows, bound by arithmetic: each lane of a vector is one query.
+//
+// A lane vector holds LANES neighbouring positions of one query head. Keys come in blocks at fixed
+// absolute positions; a lane keeps the running maximum, sum and weighted values of what it has
+// seen, and a block it does not see leaves them as they are, bit for bit.
+#include "attention.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace ts {
+namespace {
+
+constexpr int BLOCK = 64;
+#if defined(TS_AVX512) || defined(TS_NEON)
+constexpr int WIDE = 8;  // keys, or dimensions of values, that share the queries' loads
+#else
+constexpr int WIDE = 4;
+#endif
+constexpr float UNSEEN = -1e30f;
+
+// One or two lane vectors of heads that share keys, and what they have gathered so far.
+template <int N>
+class Tile {
+ public:
+  Tile(const AttendPlan& plan, const CacheRows& rows, int64_t count, char* scratch)
+      : plan_(plan), rows_(rows), count_(count), D_(plan.head_dim) {
+    Carver carver(scratch);
+    q_ = carver.take<float>(D_ * N * LANES);
+    out_ = carver.take<float>(D_ * N * LANES);
+    weights_ = carver.take<float>(BLOCK * N * LANES);
+  }
+
+  static size_t bytes(int head_dim) {
+    Carver carver(nullptr);
+    for (int i = 0; i < 2; i++) carver.take<float>(head_dim * N * LANES);
+    carver.take<float>(BLOCK * N * LANES);
+    return carver.bytes();
+  }
+
+  // Lane vector `index` of a head is tile index / group, head index % group of its group.
+  void attend(const float* q, float* out, int64_t head, int64_t index) {
+    const int64_t start = rows_.end - count_;
+    int64_t last = 0;
+    for (int n = 0; n < N; n++) {
+      const int64_t tile = (index + n) / plan_.group();
+      first_[n] = start + tile * LANES;
+      live_[n] = static_cast<int>(std::min<int64_t>(LANES, count_ - tile * LANES));
+      at_[n] = (tile * LANES * plan_.q_heads + head * plan_.group() +
+                (index + n) % plan_.group()) * D_;
+      head_[n] = head * plan_.group() + (index + n) % plan_.group();
+      last = std::max(last, first_[n] + live_[n] - 1);
+      gather(q + at_[n], n);
+      top_[n] = splat(UNSEEN);
+      total_[n] = F{};
+    }
+    memset(out_, 0, D_ * N * LANES * sizeof(float));
+    const int64_t begin = plan_.first_seen(first_[0]);
+    for (int64_t block = begin / BLOCK * BLOCK; block <= last; block += BLOCK)
+      visit(head, std::max(block, begin), std::min(block + BLOCK, last + 1));
+    for (int n = 0; n < N; n++) finish(out + at_[n], n);
+  }
+
+ private:
+  void gather(const float* q, int n) {
+    const int64_t width = static_cast<int64_t>(plan_.q_heads) * D_;
+    for (int d = 0; d < D_; d++) {
+      F value{};
+      for (int i = 0; i < live_[n]; i++) value[i] = q[i * width + d];
+      store(q_ + (d * N + n) * LANES, value * plan_.scale);
+    }
+  }
+
+  void visit(int64_t head, int64_t begin, int64_t end) {
+    const int count = static_cast<int>(end - begin);
+    const float *k[BLOCK + WIDE], *v[BLOCK + WIDE];
+    find_rows(rows_, head, D_, begin, end, k, v);
+    for (int i = count; i < count + WIDE; i++) k[i] = k[count - 1];
+    for (int j = 0; j < count; j += WIDE) score(k + j, weights_ + j * N * LANES);
+    F factor[N];
+    for (int n = 0; n < N; n++) factor[n] = weigh(n, begin, count);
+    int d = 0;
+    for (; d + WIDE <= D_; d += WIDE) add_values<WIDE>(v, count, d, factor);
+    for (; d < D_; d++) add_values<1>(v, count, d, factor);
+  }
+
+  void score(const float* const* k, float* scores) const {
+    F sums[WIDE][N] = {};
+    for (int d = 0; d < D_; d++) {
+      F query[N];
+      for (int n = 0; n < N; n++) query[n] = load(q_ + (d * N + n) * LANES);
+      for (int u = 0; u < WIDE; u++) {
+        const F key = splat(k[u][d]);
+        for (int n = 0; n < N; n++) sums[u][n] = fma(key, query[n], sums[u][n]);
+      }
+    }
+    for (int u = 0; u < WIDE; u++)
+      for (int n = 0; n < N; n++) store(scores + (u * N + n) * LANES, sums[u][n]);
+  }
+
+  // Scores become weights; returns what the values gathered so far are multiplied by.
+  F weigh(int n, int64_t begin, int count) {
+    const I offset = lanes_from(static_cast<int32_t>(first_[n] - begin));
+    const int32_t window = plan_.window > 0 ? plan_.window : INT32_MAX;
+    F top = top_[n];
+    for (int j = 0; j < count; j++) {
+      float* score = weights_ + (j * N + n) * LANES;
+      const F value = select(seen(offset - j, window), load(score), splat(UNSEEN));
+      store(score, value);
+      top = larger(top, value);
+    }
+    F total{};
+    for (int j = 0; j < count; j++) {
+      float* score = weights_ + (j * N + n) * LANES;
+      const F weight = exponential(load(score) - top);
+      const F value = select(seen(offset - j, window), weight, F{});
+      store(score, value);
+      total = total + value;
+    }
+    const F factor = exponential(top_[n] - top);
+    total_[n] = fma(total_[n], factor, total);
+    top_[n] = top;
+    return factor;
+  }
+
+  // A key that lies `distance` positions back.
+  static I seen(I distance, int32_t window) { return (distance >= 0) & (distance < window); }
+
+  static I lanes_from(int32_t start) {
+    int32_t lane[LANES];
+    for (int i = 0; i < LANES; i++) lane[i] = start + i;
+    I value;
+    memcpy(&value, lane, sizeof value);
+    return value;
+  }
+
+  template <int DIMS>
+  void add_values(const float* const* v, int count, int d, const F* factor) {
+    F sums[DIMS][N] = {};
+    for (int j = 0; j < count; j++) {
+      F weight[N];
+      for (int n = 0; n < N; n++) weight[n] = load(weights_ + (j * N + n) * LANES);
+      for (int u = 0; u < DIMS; u++) {
+        const F value = splat(v[j][d + u]);
+        for (int n = 0; n < N; n++) sums[u][n] = fma(value, weight[n], sums[u][n]);
+      }
+    }
+    for (int u = 0; u < DIMS; u++)
+      for (int n = 0; n < N; n++) {
+        float* out = out_ + ((d + u) * N + n) * LANES;
+        store(out, fma(load(out), factor[n], sums[u][n]));
+      }
+  }
+
+  void finish(float* out, int n) {
+    F factor = splat(1.0f);
+    if (plan_.sinks != nullptr) {
+      const F sink = splat(plan_.sinks[head_[n]]);
+      const F top = larger(top_[n], sink);
+      factor = exponential(top_[n] - top);
+      total_[n] = fma(total_[n], factor, exponential(sink - top));
+    }
+    factor = factor / total_[n];
+    const int64_t width = static_cast<int64_t>(plan_.q_heads) * D_;
+    for (int d = 0; d < D_; d++) {
+      float lane[LANES];
+      store(lane, load(out_ + (d * N + n) * LANES) * factor);
+      for (int i = 0; i < live_[n]; i++) out[i * width + d] = lane[i];
+    }
+  }
+
+  const AttendPlan& plan_;
+  const CacheRows& rows_;
+  const int64_t count_;
+  const int D_;
+  float *q_, *out_, *weights_;
+  int64_t first_[N], at_[N], head_[N];
+  int live_[N];
+  F top_[N], total_[N];
+};
+
+}  // namespace
+}  // namespace ts
+
+extern "C" void ts_attend_prefill(const ts::AttendPlan* plan, const float* q, float* out,
+                                  const ts::CacheRows* rows, int64_t count) {
+  using namespace ts;
+  const int64_t vectors = (count + LANES - 1) / LANES * plan->group();
+  const int64_t pairs = (vectors + 1) / 2, tasks = plan->kv_heads * pairs;
+  const size_t bytes = (Tile<2>::bytes(plan->head_dim) + 63) / 64 * 64;
+  Tickets tickets;
+  parallel(plan->threads, bytes * plan->threads, [&](Region& region) {
+    char* scratch = region.scratch + region.thread * bytes;
+    for (int64_t task; (task = tickets.take(1)) < tasks;) {
+      // The last rows see most, so they go first.
+      const int64_t head = task % plan->kv_heads, index = 2 * (pairs - 1 - task / plan->kv_heads);
+      if (index + 1 < vectors)
+        Tile<2>(*plan, *rows, count, scratch).attend(q, out, head, index);
+      else
+        Tile<1>(*plan, *rows, count, scratch).attend(q, out, head, index);
+    }
+  });
+}
