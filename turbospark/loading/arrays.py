@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,13 +18,18 @@ def fresh(shape: Sequence[int], dtype: mx.Dtype) -> tuple[mx.array, Array]:
     """
     # The CPU stream allocates host memory on every back end.
     array = mx.zeros(tuple(shape), dtype, stream=mx.cpu)
-    mx.eval(array)
-    return array, np.asarray(array)
+    evaluate(array)
+    return array, cast("Array", np.asarray(array))
+
+
+def evaluate(*arrays: mx.array) -> None:
+    """Compute arrays now."""
+    mx.eval(*arrays)  # pyright: ignore[reportUnknownMemberType]
 
 
 def read_into(descriptor: int, target: Array, offset: int) -> int:
     """Fill a contiguous array from a file; return the bytes read, fewer at the file's end."""
-    view = memoryview(target).cast("B") if target.size else memoryview(b"")
+    view = memoryview(cast("bytearray", target.reshape(-1).view(np.uint8)))
     done = 0
     while done < len(view):
         count = os.preadv(descriptor, [view[done:]], offset + done)

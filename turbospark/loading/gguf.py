@@ -1,6 +1,7 @@
 """GGUF files: block formats become quantized weights without re-quantizing."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import mlx.core as mx
@@ -106,7 +107,7 @@ class GGUFFile:
             flat[rows] = EXPANDERS[tensor.type.name](blocks).reshape(blocks.shape[0], -1)
         return array
 
-    def _slabs(self, tensor: GGUFTensor):
+    def _slabs(self, tensor: GGUFTensor) -> Iterator[tuple[slice, Array]]:
         """Slices of rows with their raw blocks [rows, blocks a row, bytes a block]."""
         blocks = tensor.shape[-1] // tensor.type.values
         row_bytes = blocks * tensor.type.block_bytes
@@ -128,7 +129,7 @@ class GGUFFile:
             )
 
 
-def _refuse_split(path: Path, count: int) -> None:
+def _refuse_split(path: Path, count: object) -> None:
     if isinstance(count, int) and count > 1:
         raise UnsupportedError(
             f"{path} is one part of a GGUF file split into {count}; join them with llama.cpp's "

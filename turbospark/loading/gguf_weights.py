@@ -9,6 +9,7 @@ import numpy as np
 
 from turbospark.errors import CheckpointError, UnsupportedError
 from turbospark.kernels.weights import QuantizedWeight, Weight
+from turbospark.loading.arrays import evaluate
 from turbospark.loading.checkpoint import some
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_types import require_readable
@@ -112,7 +113,7 @@ def _restored(
         return _half_split_rows(weight, heads, where)
     if mapping.norm_offset and path.endswith("norm") and isinstance(weight, mx.array):
         weight = weight.astype(mx.float32) - mapping.norm_offset
-        mx.eval(weight)
+        evaluate(weight)
     return weight
 
 
@@ -130,11 +131,11 @@ def map_rows(weight: Weight, change: Callable[[mx.array], mx.array]) -> Weight:
     """Apply a change of rows to a dense array, or to each part of a quantized one; evaluated."""
     if not isinstance(weight, QuantizedWeight):
         result = change(weight)
-        mx.eval(result)
+        evaluate(result)
         return result
     codes, scales = change(weight.codes), change(weight.scales)
     biases = None if weight.biases is None else change(weight.biases)
-    mx.eval([part for part in (codes, scales, biases) if part is not None])
+    evaluate(*(part for part in (codes, scales, biases) if part is not None))
     return QuantizedWeight(
         codes, scales, biases, weight.bits, weight.group_size, weight.zero, weight.mode
     )

@@ -25,11 +25,13 @@ def download(repo: str, file: str, revision: str | None, local_files_only: bool)
     """
     import huggingface_hub
 
+    client: Any = huggingface_hub
+
     try:
         patterns: Sequence[str] = (file,) if file else PATTERNS
         if not file and not local_files_only:
-            patterns = _choose(repo, huggingface_hub.list_repo_files(repo, revision=revision))
-        folder = huggingface_hub.snapshot_download(
+            patterns = _choose(repo, client.list_repo_files(repo, revision=revision))
+        folder: str = client.snapshot_download(
             repo,
             revision=revision,
             allow_patterns=list(patterns),

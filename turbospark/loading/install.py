@@ -10,6 +10,7 @@ import mlx.nn as nn
 from turbospark.errors import CheckpointError
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight, Weight
+from turbospark.loading.arrays import evaluate
 from turbospark.loading.checkpoint import some
 from turbospark.loading.quantize import Quantization, quantization_for, quantize_weight
 from turbospark.nn.linear import Matrix
@@ -47,15 +48,18 @@ class Handling:
 def parameter_slots(model: nn.Module) -> dict[str, Slot]:
     """Every parameter of a model by its path."""
     slots: dict[str, Slot] = {}
-    for path, module in model.named_modules():
+    modules = cast("list[tuple[str, nn.Module]]", model.named_modules())
+    for path, module in modules:
         prefix = f"{path}." if path else ""
         for name, value in cast("dict[str, Any]", module).items():
             if not isinstance(value, mx.array) or name.startswith("_"):
                 continue
-            if isinstance(module, Matrix) and name == "weight":
-                slots[prefix + name] = Slot(module, name, tuple(module.value.shape))
-            elif not (isinstance(module, Matrix) and name in {"scales", "biases"}):
-                slots[prefix + name] = Slot(module, name, value.shape)
+            shape = value.shape
+            if isinstance(module, Matrix):
+                if name in {"scales", "biases"}:
+                    continue
+                shape = tuple(module.value.shape) if name == "weight" else shape
+            slots[prefix + name] = Slot(module, name, shape)
     return slots
 
 
@@ -151,6 +155,6 @@ def parts_of(weight: Weight) -> list[mx.array]:
 
 def _evaluate(weight: Weight, name: str, where: str) -> None:
     try:
-        mx.eval(parts_of(weight))
+        evaluate(*parts_of(weight))
     except RuntimeError as error:
         raise CheckpointError(f"tensor {name!r} of {where} cannot be read: {error}") from error

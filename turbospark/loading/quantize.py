@@ -6,6 +6,7 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.kernels.weights import QuantizedWeight
+from turbospark.loading.arrays import evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,5 +86,5 @@ def quantize_weight(weight: mx.array, to: Quantization) -> QuantizedWeight:
         ShapeError: K does not divide into groups.
     """
     codes, scales, biases = mx.quantize(weight, group_size=to.group_size, bits=to.bits)
-    mx.eval(codes, scales, biases)
+    evaluate(codes, scales, biases)
     return QuantizedWeight(codes, scales, biases, to.bits, to.group_size)

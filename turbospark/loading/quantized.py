@@ -93,7 +93,7 @@ class _Overrides:
     def __init__(self, quantization: Mapping[str, Any], where: str) -> None:
         self._where = where
         self.default = self._spec("quantization", quantization)
-        self._exact = {
+        self._exact: dict[str, Any] = {
             path: value
             for path, value in quantization.items()
             if isinstance(value, dict) or value is False
