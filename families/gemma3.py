@@ -31,12 +31,13 @@ from turbospark.nn.config import (
     refuse,
 )
 from turbospark.nn.forward import finish, run_layers
+from turbospark.nn.gguf import BLOCK_NAMES, Metadata, common_config
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
 from turbospark.nn.projections import GatedMLP, NormedProjections, OutputHead, ProjectedResidual
 from turbospark.nn.rope import read_rope
 from turbospark.nn.scaled_embedding import ScaledEmbedding
 from turbospark.nn.weights import text_weights
-from turbospark.protocols import Family, ForwardOutput, LogitRows, Phase
+from turbospark.protocols import Family, ForwardOutput, GGUFMapping, LogitRows, Phase
 
 BESIDE_TEXT = ("vision_tower", "multi_modal_projector")
 
@@ -215,8 +216,36 @@ def build(raw: Mapping[str, Any]) -> Gemma3Model:
 
 
 def gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json's fields from the metadata of a GGUF file of architecture `gemma3`."""
-    raise NotImplementedError
+    """config.json's fields from the metadata of a GGUF file of architecture `gemma3`.
+
+    What the metadata leaves out is fixed in llama.cpp: one full layer in six, 10,000 as the base
+    of sliding layers, scores scaled by the head size but in the largest model.
+    """
+    fields = Metadata(metadata, "gemma3")
+    config = common_config(fields)
+    largest = config["num_hidden_layers"] == 62
+    return config | {
+        "model_type": "gemma3_text",
+        "sliding_window": fields.read("attention.sliding_window", Length),
+        "sliding_window_pattern": fields.read("attention.sliding_window_pattern", Depth, 6),
+        "rope_local_base_freq": fields.read("rope.freq_base_swa", Positive, 10_000.0),
+        "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
+        if largest
+        else config["head_dim"],
+        "attn_logit_softcapping": fields.read("attn_logit_softcapping", Positive, None),
+        "final_logit_softcapping": fields.read("final_logit_softcapping", Positive, None),
+    }
 
 
-FAMILY = Family(name="gemma3", build=build, gguf={})
+GGUF = GGUFMapping(
+    config=gguf_config,
+    names=BLOCK_NAMES
+    | {
+        "blk.{i}.post_attention_norm": "model.layers.{i}.post_attention_layernorm",
+        "blk.{i}.ffn_norm": "model.layers.{i}.pre_feedforward_layernorm",
+        "blk.{i}.post_ffw_norm": "model.layers.{i}.post_feedforward_layernorm",
+    },
+    norm_offset=1.0,
+)
+
+FAMILY = Family(name="gemma3", build=build, gguf={"gemma3": GGUF})

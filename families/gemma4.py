@@ -146,9 +146,11 @@ class Gemma4Config:
             strangers = set(own) - {"head_dim", "num_key_value_heads"}
             if strangers:
                 raise ConfigError(f"config.json: per_layer_config.{i} has {sorted(strangers)}")
-            name = f"per_layer_config.{i}"
+            name = f"config.json: per_layer_config.{i}"
             D = read_value(f"{name}.head_dim", own.get("head_dim", D), Size)
-            Hkv = read_value(f"{name}.heads", own.get("num_key_value_heads", Hkv), Size)
+            Hkv = read_value(
+                f"{name}.num_key_value_heads", own.get("num_key_value_heads", Hkv), Size
+            )
         elif kind == "full_attention":
             D = self.global_head_dim
             if self.attention_k_eq_v:

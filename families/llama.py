@@ -33,6 +33,7 @@ from turbospark.nn.config import (
     split_head_dim,
 )
 from turbospark.nn.forward import finish, run_layers
+from turbospark.nn.gguf import BLOCK_NAMES, Metadata, common_config
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
 from turbospark.nn.projections import (
     GatedMLP,
@@ -43,7 +44,7 @@ from turbospark.nn.projections import (
 )
 from turbospark.nn.rope import read_rope
 from turbospark.nn.weights import text_weights
-from turbospark.protocols import Family, ForwardOutput, LogitRows, Phase
+from turbospark.protocols import Family, ForwardOutput, GGUFMapping, LogitRows, Phase
 
 Windows = tuple[int | None, ...]
 """Tokens that each layer's queries see; None for all."""
@@ -295,4 +296,26 @@ def build(raw: Mapping[str, Any]) -> LlamaModel:
     return LlamaModel(config, read_rope(raw, heads.head_dim, config.max_position_embeddings))
 
 
-FAMILY = Family(name="llama", build=build)
+def gguf_mapping(architecture: str) -> GGUFMapping:
+    """How a GGUF file of an architecture of the llama flow reads.
+
+    The metadata of `llama` and `qwen2` do not name a window, and llama.cpp uses none for them.
+    """
+
+    def config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+        fields = Metadata(metadata, architecture)
+        fields.refuse("attention.sliding_window", 0)
+        return common_config(fields) | {"model_type": architecture}
+
+    return GGUFMapping(
+        config=config,
+        names=BLOCK_NAMES | {"blk.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm"},
+        interleaved_rope=("q_proj", "k_proj") if architecture == "llama" else (),
+    )
+
+
+FAMILY = Family(
+    name="llama",
+    build=build,
+    gguf={name: gguf_mapping(name) for name in ("llama", "qwen2", "qwen3")},
+)

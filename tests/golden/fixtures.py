@@ -12,10 +12,11 @@ import numpy as np
 from golden.weights import draw_weights, fingerprint, int4_layout, quantize
 
 from turbospark.kernels.reference import ReferenceKernels
+from turbospark.kernels.select import on_cpu
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.config import normalise
-from turbospark.nn.linear import Matrix
+from turbospark.loading.install import Handling, install_weights
 from turbospark.nn.unit import bind_units
 from turbospark.registry import resolve_family
 
@@ -93,23 +94,6 @@ def build_model(
 ) -> Any:
     """A bound model of the family that `model_type` names."""
     model: Any = resolve_family(config["model_type"]).build(normalise(config, Path("config.json")))
-    install(model, model.sanitize(weights))
+    install_weights(model, model.sanitize(weights), "the golden weights", Handling(on_cpu()))
     bind_units(model, kernels or ReferenceKernels())
     return model
-
-
-def install(model: Any, weights: Mapping[str, Weight]) -> None:
-    """Set every parameter; nothing may be missing or left over."""
-    left = dict(weights)
-    for path, module in model.named_modules():
-        prefix = f"{path}." if path else ""
-        for name, value in list(module.items()):
-            if not isinstance(value, mx.array):
-                continue
-            weight = left.pop(prefix + name)
-            if isinstance(module, Matrix) and name == "weight":
-                module.assign(weight)
-            else:
-                assert weight.shape == value.shape, prefix + name
-                module[name] = weight
-    assert not left, f"left over: {sorted(left)}"

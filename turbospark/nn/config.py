@@ -74,7 +74,8 @@ def read_config(cls: type[C], raw: Mapping[str, Any]) -> C:
     values: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
         if item.name in raw:
-            values[item.name] = read_value(item.name, raw[item.name], hints[item.name])
+            label = f"config.json: {item.name}"
+            values[item.name] = read_value(label, raw[item.name], hints[item.name])
         elif item.default is dataclasses.MISSING:
             raise ConfigError(f"config.json lacks {item.name}, which {cls.__name__} needs")
     return cls(**values)
@@ -84,19 +85,19 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
     """Check one value against a type hint; lists become tuples, whole numbers may be floats.
 
     Raises:
-        ConfigError: the value is of another type, or out of range; `name` is the key's.
+        ConfigError: the value is of another type, or out of range; `name` says where it stands.
     """
     limits = next((item for item in _options(hint)[1] if isinstance(item, Range)), None)
     for kind in _options(hint)[0]:
         if _fits(value, kind):
             if limits and value is not None and not limits.low <= value <= limits.high:
                 raise ConfigError(
-                    f"config.json: {name}={value!r} is out of range; "
+                    f"{name}={value!r} is out of range; "
                     f"it must be from {limits.low:g} to {limits.high:g}"
                 )
             return _converted(name, value, kind)
     wish = " or ".join(_KINDS.get(kind, "a list or an object") for kind in _options(hint)[0])
-    raise ConfigError(f"config.json: {name}={value!r} must be {wish}")
+    raise ConfigError(f"{name}={value!r} must be {wish}")
 
 
 def check_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> None:

@@ -66,12 +66,12 @@ def read_rope(
     """
     parameters = _merged(_nested(raw, layer_type), _flat(raw, flat_keys))
     parameters = {"rope_theta": theta, **(parameters or absent or {})}
-    kind = read_value("rope_type", parameters.pop("rope_type", "default"), str)
+    kind = read_value("config.json: rope_type", parameters.pop("rope_type", "default"), str)
     if kind not in _KEYS:
         raise UnsupportedError(
             f"config.json: RoPE kind {kind!r} is not implemented; known: {', '.join(_KEYS)}"
         )
-    base = read_value("rope_theta", parameters.pop("rope_theta"), Positive)
+    base = read_value("config.json: rope_theta", parameters.pop("rope_theta"), Positive)
     return Rope.build(kind, base, head_dim, **_checked(kind, parameters, max_position))
 
 
@@ -133,7 +133,7 @@ def _checked(kind: str, parameters: dict[str, Any], max_position: int) -> dict[s
         )
     for name, (hint, needed) in keys.items():
         if name in parameters:
-            parameters[name] = read_value(name, parameters[name], hint)
+            parameters[name] = read_value(f"config.json: RoPE's {name}", parameters[name], hint)
         elif needed:
             raise ConfigError(f"config.json: RoPE kind {kind!r} needs {name}")
     if "original_max_position_embeddings" in keys:

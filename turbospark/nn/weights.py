@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import mlx.core as mx
+
 from turbospark.errors import CheckpointError
 from turbospark.kernels.weights import QuantizedWeight, Weight
 
@@ -53,12 +55,16 @@ def split_rows(name: str, weight: Weight, parts: int = 2) -> list[Weight]:
 
 def rows_of(weight: Weight, start: int, end: int) -> Weight:
     """Rows [start, end) of a matrix [..., N, K]."""
+
+    def cut(part: mx.array) -> mx.array:
+        return mx.contiguous(part[..., start:end, :])
+
     if not isinstance(weight, QuantizedWeight):
-        return weight[..., start:end, :]
+        return cut(weight)
     return QuantizedWeight(
-        weight.codes[..., start:end, :],
-        weight.scales[..., start:end, :],
-        None if weight.biases is None else weight.biases[..., start:end, :],
+        cut(weight.codes),
+        cut(weight.scales),
+        None if weight.biases is None else cut(weight.biases),
         bits=weight.bits,
         group_size=weight.group_size,
         zero=weight.zero,
