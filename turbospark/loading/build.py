@@ -96,9 +96,19 @@ def load_model(
     return _load_safetensors(source, wish, kernels, progress)
 
 
-def build_model(family: Family, config: Mapping[str, Any]) -> nn.Module:
-    """A family's model with unset weights: a CausalModel that is also an mlx.nn.Module."""
-    return cast("nn.Module", family.build(config))
+def build_model(family: Family, config: Mapping[str, Any], path: Path) -> nn.Module:
+    """A family's model with unset weights: a CausalModel that is also an mlx.nn.Module.
+
+    Args:
+        family: as the registry gave it.
+        config: normalised.
+        path: the file it came from, for messages.
+
+    Raises:
+        ConfigError: a field is missing, malformed or not implemented.
+    """
+    with configs.naming(path):
+        return cast("nn.Module", family.build(config))
 
 
 def _load_safetensors(
@@ -107,13 +117,14 @@ def _load_safetensors(
     folder = source.path
     path = folder / "config.json"
     raw = configs.read_config(folder)
-    family = resolve_family(raw["model_type"])
+    with configs.naming(path):
+        family = resolve_family(raw["model_type"])
     config = configs.normalise(raw, path)
     quantization = configs.quantization(config, path)
     if wish is not None and quantization is not None:
         raise _already_quantized(folder, wish)
     stop = configs.stop_ids(folder, raw)
-    model = build_model(family, config)
+    model = build_model(family, config, path)
     slots = read_checkpoint(folder)
     tokenizer = load_tokenizer(folder, config)
     weights = sanitized(model, load_arrays(slots), quantization, path)
@@ -161,7 +172,7 @@ def _load_gguf(
     file = GGUFFile(source.path)
     family, mapping = gguf_family(file)
     config = gguf_config(file, mapping)
-    model = build_model(family, config)
+    model = build_model(family, config, source.path)
     tokenizer = tokenizer_from_gguf(file.metadata, str(source.path))
     meter = Meter(progress, file.nbytes)
     read = gguf_weights(file, mapping, config, dequantize=dequantize, progress=meter.add)
@@ -183,9 +194,12 @@ def gguf_family(file: GGUFFile) -> tuple[Family, GGUFMapping]:
         UnsupportedError: no family reads this architecture.
     """
     name = architecture(file)
-    family = resolve_family(name, GGUF_GROUP)
+    with configs.naming(file.path):
+        family = resolve_family(name, GGUF_GROUP)
     if name not in family.gguf:
-        raise UnsupportedError(f"the family {family.name!r} has no GGUF mapping for {name!r}")
+        raise UnsupportedError(
+            f"{file.path}: the family {family.name!r} has no GGUF mapping for {name!r}"
+        )
     return family, family.gguf[name]
 
 

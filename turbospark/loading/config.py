@@ -1,7 +1,8 @@
 """config.json and generation_config.json: read, checked, and brought to one form."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,17 @@ _OUTER_FIELDS = (
     "architectures", "bos_token_id", "dtype", "eos_token_id", "pad_token_id", "quantization",
     "quantization_config", "tie_word_embeddings", "torch_dtype",
 )  # fmt: skip
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Add the file to a ConfigError of the code below, which knows the fields but not the file."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(path) in str(error):
+            raise
+        raise type(error)(f"{path}: {error}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

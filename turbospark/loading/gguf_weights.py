@@ -11,7 +11,9 @@ from turbospark.errors import CheckpointError, UnsupportedError
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.arrays import evaluate
 from turbospark.loading.checkpoint import some
+from turbospark.loading.config import naming
 from turbospark.loading.gguf import GGUFFile
+from turbospark.loading.gguf_rope import DIVISORS, rope_scaling
 from turbospark.loading.gguf_types import require_readable
 from turbospark.protocols import GGUFMapping
 
@@ -37,11 +39,14 @@ def gguf_config(file: GGUFFile, mapping: GGUFMapping) -> dict[str, Any]:
     Raises:
         ConfigError: the metadata lacks a field or holds an unusable value.
     """
-    config = mapping.config(file.metadata)
+    with naming(file.path):
+        config = mapping.config(file.metadata)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     table = file.tensors.get("token_embd.weight")
     if table is not None:
         config.setdefault("vocab_size", table.shape[0])
+    if DIVISORS in file.tensors:
+        config["rope_scaling"] = rope_scaling(file, config)
     return config
 
 
@@ -54,6 +59,8 @@ def parameter_names(file: GGUFFile, mapping: GGUFMapping) -> dict[str, str]:
     names: dict[str, str] = {}
     strangers: list[str] = []
     for name in file.tensors:
+        if name == DIVISORS:  # it went into the configuration
+            continue
         stem, _, kind = name.rpartition(".")
         layer = _LAYER.search(stem + ".")
         index = layer[1] if layer else ""
