@@ -1,0 +1,61 @@
+"""`turbospark chat`: one conversation on the terminal."""
+
+import argparse
+import json
+import sys
+
+from turbospark.cli.engine import call_options, open_engine
+from turbospark.cli.generate import result_fields, stream
+from turbospark.cli.output import Console
+from turbospark.errors import OptionError, PromptError, TemplateError
+from turbospark.runner.conversation import Conversation
+
+_HELP = "/reset starts over, /exit or Ctrl-D ends; Ctrl-C stops a reply"
+
+
+def chat(arguments: argparse.Namespace, console: Console) -> None:
+    """Read messages, show replies, until /exit or the end of input."""
+    options = call_options(arguments, console)
+    engine = open_engine(arguments, console)
+    conversation = engine.session("chat")
+    _begin(conversation, arguments.system, engine.tokenizer.chat_template is not None)
+    console.note(_HELP)
+    while (line := _read_line()) is not None:
+        if line in {"/exit", "/quit"}:
+            return
+        if line == "/reset":
+            conversation.reset()
+            _begin(conversation, arguments.system, True)
+            console.note("the conversation starts over")
+        elif line.startswith("/"):
+            console.note(f"{line.split()[0]} is no command: {_HELP}")
+        elif line:
+            try:
+                if arguments.json:
+                    text = conversation.send(line, **options)
+                    console.show(json.dumps(result_fields(engine, text)))
+                    continue
+                last = stream(conversation.stream(line, **options), console)
+                if last is not None:
+                    console.note(last.summary())
+            except KeyboardInterrupt:
+                console.note("\n(stopped)")
+            except (PromptError, TemplateError) as error:
+                console.note(f"turbospark: error: {error}")
+
+
+def _begin(conversation: Conversation, system: str | None, has_template: bool) -> None:
+    if system is None:
+        return
+    if not has_template:
+        raise OptionError("--system: this model has no chat template; leave it out")
+    conversation.messages.append({"role": "system", "content": system})
+
+
+def _read_line() -> str | None:
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  # gives `input` line editing
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None

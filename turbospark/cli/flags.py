@@ -1,0 +1,99 @@
+"""Flags made from the option tables: one declaration, every surface."""
+
+import argparse
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from turbospark.settings import (
+    UNBUILT,
+    GenerationConfig,
+    KernelPolicy,
+    LoadConfig,
+    RunnerConfig,
+    origins,
+    resolve,
+)
+
+Table = type[GenerationConfig] | type[RunnerConfig] | type[KernelPolicy] | type[LoadConfig]
+
+TITLES: Mapping[Table, str] = {
+    GenerationConfig: "generation",
+    RunnerConfig: "context",
+    LoadConfig: "loading",
+    KernelPolicy: "kernels",
+}
+
+
+def flag(name: str) -> str:
+    """The flag of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser, *tables: Table) -> None:
+    """Give a parser a flag for every option of the tables, and remember the tables."""
+    for table in tables:
+        group = parser.add_argument_group(TITLES[table])
+        hints = typing.get_type_hints(table)
+        for item in dataclasses.fields(table):
+            names = [flag(item.name)]
+            if item.metadata["alias"]:
+                names.append(flag(item.metadata["alias"]))
+            group.add_argument(
+                *names, dest=item.name, default=None, help=_help(item), **_kind(hints[item.name])
+            )
+    parser.set_defaults(tables=tables)
+
+
+def add_unbuilt_flags(parser: argparse.ArgumentParser) -> None:
+    """Accept the flags of features that are not built yet, so that they are refused by name."""
+    for name, entry in UNBUILT.items():
+        if entry.flag:
+            parser.add_argument(entry.flag, dest=name, default=None, help=argparse.SUPPRESS)
+
+
+def given(arguments: argparse.Namespace, *tables: Table) -> dict[str, Any]:
+    """The options of these tables that the command line gives."""
+    names = [item.name for table in tables for item in dataclasses.fields(table)]
+    values = {name: getattr(arguments, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def unbuilt_given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of features not built yet that the command line gives."""
+    values = {name: getattr(arguments, name, None) for name in UNBUILT}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def configuration(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
+    """Every option of a command with its value and where that comes from."""
+    found: dict[str, tuple[Any, str]] = {}
+    tables: tuple[Table, ...] = arguments.tables
+    for table in tables:
+        wanted = given(arguments, table)
+        values = resolve(table, wanted)
+        for name, origin in origins(table, wanted).items():
+            said = flag(name) if origin == "given" else origin
+            found[name] = getattr(values, name), said
+    return found
+
+
+def _kind(hint: Any) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return {"choices": arguments}
+    if origin in {types.UnionType, typing.Union}:
+        hint = next(kind for kind in arguments if kind is not type(None))
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if origin is tuple:
+        return {"action": "append", "metavar": "TEXT"}
+    return {"metavar": {int: "N", float: "X"}.get(hint, "TEXT")}
+
+
+def _help(item: "dataclasses.Field[Any]") -> str:
+    text = str(item.metadata["help"]).replace("%", "%%")
+    shown = item.default not in (None, "", (), False)
+    return f"{text} (default: {item.default})" if shown else text
