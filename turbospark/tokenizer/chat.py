@@ -8,6 +8,7 @@ from typing import Any
 from turbospark.errors import TemplateError
 from turbospark.tokenizer.files import read_json
 from turbospark.tokenizer.messages import checked_messages
+from turbospark.tokenizer.shapes import is_list, is_object
 from turbospark.tokenizer.template import Template
 
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -138,8 +139,7 @@ def _from_json(value: Any, path: str) -> dict[str, TemplateSource]:
     if isinstance(value, str):
         return {DEFAULT: TemplateSource(value, path)}
     found: dict[str, TemplateSource] = {}
-    pairs: Any = value.items() if isinstance(value, dict) else _named_pairs(value, path)
-    for name, text in pairs:
+    for name, text in _named_pairs(value, path):
         if not isinstance(name, str) or not isinstance(text, str):
             raise TemplateError(f"{path}: chat_template holds {name!r}: {text!r}, not two texts")
         found[name] = TemplateSource(text, f"{path}, template {name!r}")
@@ -147,10 +147,11 @@ def _from_json(value: Any, path: str) -> dict[str, TemplateSource]:
 
 
 def _named_pairs(value: Any, path: str) -> list[tuple[Any, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):  # pyright: ignore[reportUnknownVariableType]
-        raise TemplateError(f"{path}: chat_template is neither text nor a list of named templates")
-    items: list[dict[str, Any]] = value
-    return [(item.get("name"), item.get("template")) for item in items]
+    if is_object(value):
+        return list(value.items())
+    if is_list(value) and all(map(is_object, value)):
+        return [(item.get("name"), item.get("template")) for item in value]
+    raise TemplateError(f"{path}: chat_template is neither text nor a list of named templates")
 
 
 def _from_file(path: Path) -> TemplateSource:

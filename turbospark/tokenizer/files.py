@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turbospark.errors import TokenizerError
+from turbospark.tokenizer.shapes import is_list, is_object
 from turbospark.tokenizer.vocabulary import AddedToken
 
 _NAMED = (
@@ -27,9 +28,9 @@ def read_json(path: Path) -> dict[str, Any]:
         value: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not readable JSON: {error}") from None
-    if not isinstance(value, dict):
+    if not is_object(value):
         raise TokenizerError(f"{path} holds {type(value).__name__} where an object belongs")
-    return value  # pyright: ignore[reportUnknownVariableType]
+    return value
 
 
 class TokenizerFiles:
@@ -66,8 +67,8 @@ class TokenizerFiles:
         found: set[str] = set()
         for key in ("additional_special_tokens", "extra_special_tokens"):
             value: Any = self.settings.get(key) or []
-            listed = list(value.values()) if isinstance(value, dict) else value
-            if not isinstance(listed, list):
+            listed = list(value.values()) if is_object(value) else value
+            if not is_list(listed):
                 raise self.fail(f"{key} is {type(value).__name__}, not a list")
             found.update(_token_text(item, key, self.settings_path) for item in listed)
         return found
@@ -82,7 +83,7 @@ class TokenizerFiles:
                 content=content, id=token, special=content in special
             )
         entries: Any = self.settings.get("added_tokens_decoder") or {}
-        if not isinstance(entries, dict):
+        if not is_object(entries):
             raise self.fail("added_tokens_decoder is not an object")
         for key, entry in entries.items():
             token = _added_token(key, entry, self.settings_path)
@@ -92,7 +93,7 @@ class TokenizerFiles:
     def config_ids(self, key: str) -> list[int]:
         """Ids in config.json under `key`, which holds a number, a list, or nothing."""
         value = self.config.get(key)
-        listed: list[Any] = value if isinstance(value, list) else [value]
+        listed = value if is_list(value) else [value]
         return [token for token in listed if type(token) is int and token >= 0]
 
     def padded_size(self) -> int:
@@ -101,7 +102,7 @@ class TokenizerFiles:
 
 
 def _token_text(value: Any, name: str, path: Path) -> str:
-    text: Any = value.get("content") if isinstance(value, dict) else value
+    text = value.get("content") if is_object(value) else value
     if not isinstance(text, str) or not text:
         raise TokenizerError(f"{path}: {name} is {value!r}, not a token's text")
     return text
@@ -114,12 +115,11 @@ def _token_id(value: Any, name: str, path: Path) -> int:
 
 
 def _added_token(key: str, entry: Any, path: Path) -> AddedToken:
-    if not key.isdecimal() or not isinstance(entry, dict):
+    if not key.isdecimal() or not is_object(entry):
         raise TokenizerError(f"{path}: added_tokens_decoder holds {key!r}: {entry!r}")
-    values: dict[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
-    flags = {name: values.get(name, False) for name in _FLAGS}
+    flags = {name: entry.get(name, False) for name in _FLAGS}
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TokenizerError(f"{path}: token {key} has {name} = {flag!r}, not true or false")
-    content = _token_text(values, f"token {key}", path)
+    content = _token_text(entry, f"token {key}", path)
     return AddedToken(content=content, id=_token_id(int(key[:20]), key, path), **flags)

@@ -1,19 +1,18 @@
 """The vocabulary inside a GGUF file, given its metadata."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from turbospark.errors import TokenizerError
 from turbospark.tokenizer import sentencepiece_model as pieces
 from turbospark.tokenizer.chat import templates_from_gguf
 from turbospark.tokenizer.front import Tokenizer
+from turbospark.tokenizer.gguf_fields import GGUFFields
 from turbospark.tokenizer.pretokenizers import PRE_TOKENIZERS
+from turbospark.tokenizer.ranked_bpe import build_byte_level_bpe, build_escaped_bpe
 from turbospark.tokenizer.spm import SPACE, SentencePieceVocabulary, load_processor
-from turbospark.tokenizer.tokenizer_json import TokenizersVocabulary, build_byte_level_bpe
+from turbospark.tokenizer.tokenizer_json import TokenizersVocabulary
 from turbospark.tokenizer.vocabulary import AddedToken, SpecialTokens, Vocabulary
 
-_KEY = "tokenizer.ggml."
 _END_TEXTS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>",
     "<end_of_turn>", "<turn|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>",
@@ -26,9 +25,9 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str = "GGUF metadat
     """Build the tokenizer that a GGUF file carries.
 
     The kind is `tokenizer.ggml.model`: "llama" is a sentencepiece BPE that merges by score, "gpt2"
-    a byte-level BPE that merges by rank and cuts the text as `tokenizer.ggml.pre` says. A GGUF
-    file seldom names every id that ends a turn, so control tokens whose text is a known end mark
-    (`<end_of_turn>`, `<|im_end|>`, ...) count as ends too.
+    a byte-level BPE that merges by rank and cuts the text as `tokenizer.ggml.pre` says, "gemma4" a
+    BPE over characters that merges by rank. A GGUF file seldom names every id that ends a turn, so
+    control tokens whose text is a known end mark (`<end_of_turn>`, `<|im_end|>`, ...) count too.
 
     Args:
         metadata: keys as in the file; lists may be any sequence, numpy arrays included.
@@ -38,109 +37,25 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], source: str = "GGUF metadat
         TokenizerError: a key is missing, malformed or contradicts another, or the kind of
             vocabulary is not implemented; names `source` and the key.
     """
-    fields = _Fields(metadata, source)
+    fields = GGUFFields(metadata, source)
     kind = fields.text("model")
     tokens = fields.tokens()
     types = fields.types(len(tokens))
-    builders = {"llama": _score_vocabulary, "gpt2": _rank_vocabulary}
+    builders = {
+        "llama": _score_vocabulary,
+        "gpt2": _byte_level_vocabulary,
+        "gemma4": _escaped_vocabulary,
+    }
     if kind not in builders:
-        raise TokenizerError(
-            f"{source}: tokenizer.ggml.model {kind!r} is not implemented; known: "
-            f"{', '.join(sorted(builders))}"
+        raise fields.fail(
+            "model", f"{kind!r} is not implemented; known: {', '.join(sorted(builders))}"
         )
     vocabulary = builders[kind](fields, tokens, types)
     special = _special_tokens(fields, tokens, types, kind)
     return Tokenizer(vocabulary, special, templates_from_gguf(metadata, source))
 
 
-class _Fields:
-    """Typed reading of `tokenizer.ggml.*` keys."""
-
-    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
-        self._metadata = metadata
-        self.source = source
-
-    def fail(self, key: str, problem: str) -> TokenizerError:
-        return TokenizerError(f"{self.source}: {_KEY}{key} {problem}")
-
-    def text(self, key: str) -> str:
-        value = self._metadata.get(_KEY + key)
-        if not isinstance(value, str):
-            raise self.fail(key, "is missing" if value is None else "is not text")
-        return value
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self._metadata.get(_KEY + key)
-        if value is None:
-            return default
-        if not isinstance(value, bool) and value not in (0, 1):
-            raise self.fail(key, f"is {value!r}, neither true nor false")
-        return bool(value)
-
-    def token(self, key: str, size: int) -> int | None:
-        value = self._metadata.get(_KEY + key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise self.fail(key, f"is {value!r}, not a token id")
-        if not 0 <= int(value) < size:
-            raise self.fail(key, f"is {int(value)}, outside the {size} tokens of the vocabulary")
-        return int(value)
-
-    def items(self, key: str) -> list[Any]:
-        value = self._metadata.get(_KEY + key)
-        if value is None:
-            raise self.fail(key, "is missing")
-        listed: Any = value.tolist() if hasattr(value, "tolist") else value
-        if not isinstance(listed, list | tuple):
-            raise self.fail(key, f"is {type(value).__name__}, not a list")
-        return list(listed) if isinstance(listed, tuple) else listed  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-    def texts(self, key: str) -> list[str]:
-        values = self.items(key)
-        if all(type(value) is str for value in values):
-            return values
-        return [self._as_text(key, index, value) for index, value in enumerate(values)]
-
-    def _as_text(self, key: str, index: int, value: Any) -> str:
-        try:
-            return value.decode() if isinstance(value, bytes) else str.__str__(value)
-        except (UnicodeDecodeError, TypeError):
-            raise self.fail(key, f"holds at {index} something that is no UTF-8 text") from None
-
-    def tokens(self) -> list[str]:
-        tokens = self.texts("tokens")
-        if not tokens:
-            raise self.fail("tokens", "is empty")
-        return tokens
-
-    def types(self, size: int) -> list[int]:
-        if self._metadata.get(_KEY + "token_type") is None:
-            raise self.fail("token_type", "is missing")
-        types = self.items("token_type")
-        if len(types) != size:
-            raise self.fail("token_type", f"has {len(types)} entries for {size} tokens")
-        try:
-            unknown = set(types) - pieces.PIECE_TYPES
-        except TypeError:
-            unknown = {"a list"}
-        if unknown:
-            raise self.fail("token_type", f"holds {sorted(map(str, unknown))[0]}, not 1 to 6")
-        return list(map(int, types))
-
-    def scores(self, size: int) -> list[float]:
-        scores = self.items("scores")
-        if len(scores) != size:
-            raise self.fail("scores", f"has {len(scores)} entries for {size} tokens")
-        try:
-            if all(map(math.isfinite, scores)) and all(abs(score) < 3e38 for score in scores):
-                return scores
-        except TypeError:
-            pass
-        raise self.fail("scores", "holds something that is no finite 32-bit number")
-
-
-def _score_vocabulary(fields: _Fields, tokens: list[str], types: list[int]) -> Vocabulary:
+def _score_vocabulary(fields: GGUFFields, tokens: list[str], types: list[int]) -> Vocabulary:
     scores = fields.scores(len(tokens))
     unknown = _unknown_id(fields, types)
     byte_count = types.count(pieces.BYTE)
@@ -168,10 +83,11 @@ def _score_vocabulary(fields: _Fields, tokens: list[str], types: list[int]) -> V
             if kind in hidden
         ],
         spellings=spellings,
+        skipped=_unused(types),
     )
 
 
-def _unknown_id(fields: _Fields, types: list[int]) -> int:
+def _unknown_id(fields: GGUFFields, types: list[int]) -> int:
     named = fields.token("unknown_token_id", len(types))
     if named is not None:
         return named
@@ -203,30 +119,68 @@ def _distinct(names: list[str]) -> tuple[list[str], dict[int, str]]:
     return distinct, spellings
 
 
-def _rank_vocabulary(fields: _Fields, tokens: list[str], types: list[int]) -> Vocabulary:
+def _byte_level_vocabulary(fields: GGUFFields, tokens: list[str], types: list[int]) -> Vocabulary:
     pre = fields.text("pre")
     if pre not in PRE_TOKENIZERS:
         raise fields.fail(
             "pre", f"{pre!r} is not implemented; known: {', '.join(sorted(PRE_TOKENIZERS))}"
         )
+    names, spellings = _distinct(tokens)
+    tokenizer = build_byte_level_bpe(
+        names,
+        _merges(fields),
+        _found_as_text(names, types, spellings),
+        PRE_TOKENIZERS[pre],
+        fields.source,
+    )
+    return TokenizersVocabulary(
+        tokenizer, fields.source, spellings=spellings, skipped=_unused(types)
+    )
+
+
+def _escaped_vocabulary(fields: GGUFFields, tokens: list[str], types: list[int]) -> Vocabulary:
+    names, spellings = _distinct(tokens)
+    unknown = fields.token("unknown_token_id", len(tokens))
+    tokenizer = build_escaped_bpe(
+        names,
+        _merges(fields),
+        _found_as_text(names, types, spellings),
+        None if unknown is None else names[unknown],
+        fields.source,
+    )
+    return TokenizersVocabulary(
+        tokenizer, fields.source, spellings=spellings, skipped=_unused(types)
+    )
+
+
+def _unused(types: list[int]) -> list[int]:
+    """Padding that the converter wrote; it stands for no text."""
+    return [token for token, kind in enumerate(types) if kind == pieces.UNUSED]
+
+
+def _merges(fields: GGUFFields) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
     for index, line in enumerate(fields.texts("merges")):
         left, space, right = line.partition(" ")
         if not (left and space and right):
             raise fields.fail("merges", f"holds at {index} {line!r}, not two tokens and a space")
         merges.append((left, right))
-    names, spellings = _distinct(tokens)
-    added = [
-        AddedToken(content=tokens[token], id=token, special=kind != pieces.USER_DEFINED)
+    return merges
+
+
+def _found_as_text(
+    names: list[str], types: list[int], spellings: Mapping[int, str]
+) -> list[AddedToken]:
+    found = {pieces.CONTROL, pieces.UNKNOWN, pieces.USER_DEFINED}
+    return [
+        AddedToken(content=names[token], id=token, special=kind != pieces.USER_DEFINED)
         for token, kind in enumerate(types)
-        if kind in {pieces.CONTROL, pieces.UNKNOWN, pieces.USER_DEFINED} and token not in spellings
+        if kind in found and token not in spellings
     ]
-    tokenizer = build_byte_level_bpe(names, merges, added, PRE_TOKENIZERS[pre], fields.source)
-    return TokenizersVocabulary(tokenizer, fields.source, spellings=spellings)
 
 
 def _special_tokens(
-    fields: _Fields, tokens: list[str], types: list[int], kind: str
+    fields: GGUFFields, tokens: list[str], types: list[int], kind: str
 ) -> SpecialTokens:
     size = len(tokens)
     ids = {
@@ -237,8 +191,8 @@ def _special_tokens(
         )
     }  # fmt: skip
     bos, eos = ids["bos_token"], ids["eos_token"]
-    # llama.cpp's defaults where the file does not say
-    adds_bos = fields.flag("add_bos_token", default=kind == "llama")
+    # where the file does not say, and for Gemma 4 whatever it says, as llama.cpp does
+    adds_bos = fields.flag("add_bos_token", default=kind == "llama") or kind == "gemma4"
     adds_eos = fields.flag("add_eos_token", default=False)
     for wanted, token, key in ((adds_bos, bos, "bos"), (adds_eos, eos, "eos")):
         if wanted and token is None:
@@ -255,10 +209,11 @@ def _special_tokens(
 
 
 def _ends_by_text(tokens: list[str], types: list[int]) -> set[int]:
+    found = [token for token, text in enumerate(tokens) if text in _END_TEXTS]
     ends = {
         tokens[token]: token
-        for token, kind in enumerate(types)
-        if kind in {pieces.CONTROL, pieces.USER_DEFINED} and tokens[token] in _END_TEXTS
+        for token in found
+        if types[token] in {pieces.CONTROL, pieces.USER_DEFINED}
     }
     if ends.keys() >= _HARMONY_ENDS:  # there <|end|> closes one of several messages of a reply
         ends.pop("<|end|>", None)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turbospark.errors import TemplateError
+from turbospark.tokenizer.shapes import is_list, is_mapping, is_sequence
 
 Message = dict[str, Any]
 
@@ -32,15 +33,14 @@ def checked_messages(messages: Any, tools: Any, is_open: bool) -> Conversation:
     Raises:
         TemplateError: something has the wrong shape; says which message and what to give.
     """
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
+    if not is_sequence(messages):
         raise TemplateError(
             f"messages are {type(messages).__name__}; give a list such as "
             '[{"role": "user", "content": "Hello"}]'
         )
-    items: Sequence[Any] = messages
-    if not items:
+    if not messages:
         raise TemplateError("the list of messages is empty; give at least one message")
-    checked = [_checked_message(item, index) for index, item in enumerate(items)]
+    checked = [_checked_message(item, index) for index, item in enumerate(messages)]
     if is_open and not _last_text(checked[-1]):
         raise TemplateError(
             "continue_final_message needs text in the last message, which has none; "
@@ -63,9 +63,9 @@ def fitted_messages(messages: list[Message], takes: Callable[[str], bool]) -> li
 
 
 def _checked_message(item: Any, index: int) -> Message:
-    if not isinstance(item, Mapping):
+    if not is_mapping(item):
         raise TemplateError(f"message {index} is {type(item).__name__}, not a mapping with a role")
-    message: Message = dict(item)  # pyright: ignore[reportUnknownArgumentType]
+    message = dict(item)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise TemplateError(
@@ -76,8 +76,8 @@ def _checked_message(item: Any, index: int) -> Message:
     content = message.get("content")
     if content is None:
         message["content"] = ""
-    elif isinstance(content, list | tuple):
-        message["content"] = _checked_parts(list(content), index)  # pyright: ignore[reportUnknownArgumentType]
+    elif is_sequence(content):
+        message["content"] = _checked_parts(content, index)
     elif not isinstance(content, str):
         raise TemplateError(
             f"the content of message {index} ({role}) is {type(content).__name__}; give text, "
@@ -86,14 +86,13 @@ def _checked_message(item: Any, index: int) -> Message:
     return message
 
 
-def _checked_parts(parts: list[Any], index: int) -> list[Message]:
+def _checked_parts(parts: Sequence[Any], index: int) -> list[Message]:
     checked: list[Message] = []
     for part in parts:
         if isinstance(part, str):
             checked.append({"type": "text", "text": part})
             continue
-        is_typed = isinstance(part, Mapping) and isinstance(part.get("type"), str)  # pyright: ignore[reportUnknownMemberType]
-        if not is_typed or (part["type"] == "text" and not isinstance(part.get("text"), str)):
+        if not is_mapping(part) or not _is_sound_part(part):
             raise TemplateError(
                 f'a part of message {index} is {part!r}; give {{"type": "text", "text": "..."}}'
             )
@@ -101,26 +100,29 @@ def _checked_parts(parts: list[Any], index: int) -> list[Message]:
     return checked
 
 
+def _is_sound_part(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    return isinstance(kind, str) and (kind != "text" or isinstance(part.get("text"), str))
+
+
 def _checked_tools(tools: Any) -> list[Any] | None:
     if tools is None:
         return None
-    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
+    if not is_sequence(tools):
         raise TemplateError(f"tools are {type(tools).__name__}; give a list of JSON schemas")
-    listed: list[Any] = list(tools)  # pyright: ignore[reportUnknownArgumentType]
-    for index, tool in enumerate(listed):
-        if not isinstance(tool, Mapping):
+    for index, tool in enumerate(tools):
+        if not is_mapping(tool):
             raise TemplateError(
                 f"tool {index} is {type(tool).__name__}; give its JSON schema, such as "
                 '{"type": "function", "function": {"name": ..., "parameters": ...}}'
             )
-    return listed or None
+    return list(tools) or None
 
 
 def _last_text(message: Message) -> str:
     content: Any = message["content"]
-    if isinstance(content, list):
-        parts: list[Message] = content
-        content = parts[-1].get("text", "") if parts else ""
+    if is_list(content):
+        content = content[-1].get("text", "") if content else ""
     return str(content).strip()
 
 

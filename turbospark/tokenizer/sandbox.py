@@ -64,7 +64,8 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
-    environment.filters["tojson"] = to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.filters["tojson"] = to_json  # pyright: ignore[reportUnknownMemberType]
+    environment.globals.update(  # pyright: ignore[reportUnknownMemberType]
+        raise_exception=_raise_exception, strftime_now=_strftime_now
+    )
     return environment

@@ -7,6 +7,7 @@ pieces (text, score, type), field 2 is the trainer's settings, field 3 the norma
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from turbospark.errors import TokenizerError
 
@@ -44,12 +45,11 @@ def write_bpe_model(
         add_dummy_prefix: put a space before every text.
         byte_fallback: characters without a piece become byte pieces, all 256 of which exist.
     """
+    tail = struct.Struct("<BfBB").pack  # tag of the score, score, tag of the type, type
     out = bytearray()
-    tail = struct.Struct("<BfBB").pack  # tag of field 2, score, tag of field 3, type
     for text, score, kind in pieces:
         data = text.encode()
-        body = b"\x0a" + _varint(len(data)) + data + tail(0x15, score, 0x18, kind)
-        out += b"\x0a" + _varint(len(body)) + body
+        out += _piece_head(len(data)) + data + tail(0x15, score, 0x18, kind)
     trainer = bytes((0x18, _MODEL_BPE)) + b"\x98\x02" + bytes((byte_fallback,))
     normalizer = bytes((0x18, add_dummy_prefix, 0x20, False, 0x28, True))
     out += b"\x12" + _varint(len(trainer)) + trainer
@@ -81,6 +81,13 @@ def read_normalizer(model: bytes, source: str) -> Normalizer:
     if charsmap:
         _check_charsmap(charsmap, source)
     return Normalizer(bool(values.get(3, True)), bool(values.get(4, True)))
+
+
+@cache
+def _piece_head(text_bytes: int) -> bytes:
+    """What precedes the text of a piece: tag and length of the piece, then of its text."""
+    text_head = b"\x0a" + _varint(text_bytes)
+    return b"\x0a" + _varint(len(text_head) + text_bytes + 7) + text_head
 
 
 def _varint(value: int) -> bytes:

@@ -29,6 +29,7 @@ class SentencePieceVocabulary:
         *,
         added: Iterable[AddedToken] = (),
         spellings: Mapping[int, str] | None = None,
+        skipped: Iterable[int] = (),
         later: Any = None,
     ) -> None:
         """Put added tokens on top of a model.
@@ -39,6 +40,7 @@ class SentencePieceVocabulary:
             source: the file that messages name.
             added: tokens found in a text before sentencepiece sees it.
             spellings: id to text where the model holds a stand-in.
+            skipped: further ids that `decode` leaves out.
             later: encodes the stretches behind the first added token; by default `processor`.
         """
         self.source = source
@@ -49,7 +51,9 @@ class SentencePieceVocabulary:
         self._spellings = dict(spellings or {})
         self._pieces = int(self._processor.GetPieceSize())
         self.size = max(self._pieces, *(token + 1 for token in self._added), 0)
-        self.special_ids = frozenset(t.id for t in self._added.values() if t.special)
+        self.special_ids = frozenset(
+            [*skipped, *(token.id for token in self._added.values() if token.special)]
+        )
         self.leading_spaces = _leading_spaces(normalizer)
         self._later = later or processor
 

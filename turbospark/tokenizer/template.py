@@ -69,7 +69,7 @@ class Template:
         Raises:
             TemplateError: the template refuses or fails; quotes its message.
         """
-        self._refuse_unread(extra | ({"tools"} if conversation.tools else set()))
+        self._refuse_unread(extra | ({"tools"} if conversation.tools else set[str]()))
         messages = fitted_messages(conversation.messages, self._takes_form)
         text = self._run(
             {"messages": messages, "tools": conversation.tools, "documents": None, **values}

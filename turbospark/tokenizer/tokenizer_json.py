@@ -1,14 +1,13 @@
-"""Vocabularies that the tokenizers library encodes: tokenizer.json, and GGUF's byte-level BPE."""
+"""Vocabularies that the tokenizers library encodes: tokenizer.json, and GGUF's BPE by rank."""
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from turbospark.errors import TokenizerError
 from turbospark.tokenizer.decoding import Decoding, read_decoding
-from turbospark.tokenizer.pretokenizers import PreTokenizer
 from turbospark.tokenizer.vocabulary import AddedToken
 
 Result = TypeVar("Result")
@@ -39,7 +38,12 @@ class TokenizersVocabulary:
     """A `tokenizers.Tokenizer` behind the questions that turbospark asks."""
 
     def __init__(
-        self, tokenizer: Any, source: str, spellings: Mapping[int, str] | None = None
+        self,
+        tokenizer: Any,
+        source: str,
+        *,
+        spellings: Mapping[int, str] | None = None,
+        skipped: Iterable[int] = (),
     ) -> None:
         """Wrap a tokenizer; its truncation and padding are switched off.
 
@@ -47,6 +51,7 @@ class TokenizersVocabulary:
             tokenizer: a `tokenizers.Tokenizer`, owned from here on.
             source: the file that messages name.
             spellings: id to text where the tokenizer holds a stand-in.
+            skipped: further ids that `decode` leaves out.
 
         Raises:
             TokenizerError: it is empty, or decodes in a way that is not implemented.
@@ -57,15 +62,10 @@ class TokenizersVocabulary:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._lock = threading.Lock()  # encode_special_tokens is a switch on the tokenizer
-        self._added = {
-            int(token): str(value.content)
-            for token, value in tokenizer.get_added_tokens_decoder().items()
-        }
-        self.special_ids = frozenset(
-            int(token)
-            for token, value in tokenizer.get_added_tokens_decoder().items()
-            if value.special
-        )
+        added = {int(token): value for token, value in tokenizer.get_added_tokens_decoder().items()}
+        self._added = {token: str(value.content) for token, value in added.items()}
+        special = [token for token, value in added.items() if value.special]
+        self.special_ids = frozenset([*skipped, *special])
         self._decoding = self._read_decoding()
         self.leading_spaces = self._decoding.leading_spaces
         self.size = guarded(source, self._count)
@@ -201,38 +201,3 @@ def add_tokens(tokenizer: Any, tokens: Iterable[AddedToken], source: str) -> Non
                 f"{source} gives the token {token.content!r} the id {token.id}, but the "
                 f"vocabulary gives it {found}"
             )
-
-
-def build_byte_level_bpe(
-    names: Sequence[str],
-    merges: list[tuple[str, str]],
-    added: Iterable[AddedToken],
-    pre: PreTokenizer,
-    source: str,
-) -> Any:
-    """A byte-level BPE from a token list and ranked merges.
-
-    Raises:
-        TokenizerError: a merge names a token that is not in the list.
-    """
-    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
-    from tokenizers import Tokenizer as Engine
-
-    vocabulary = {name: token for token, name in enumerate(names)}
-
-    def work() -> Any:
-        model: Any = models.BPE(vocabulary, merges, ignore_merges=pre.whole_words)
-        tokenizer: Any = Engine(model)
-        splits: list[Any] = [
-            pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns
-        ]
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_level])
-        tokenizer.decoder = decoders.ByteLevel()
-        if pre.nfc:
-            tokenizer.normalizer = normalizers.NFC()
-        return tokenizer
-
-    tokenizer = guarded(source, work)
-    add_tokens(tokenizer, added, source)
-    return tokenizer
