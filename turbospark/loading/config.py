@@ -1,7 +1,7 @@
 """config.json and generation_config.json: read, checked, and brought to one form."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ _OUTER_FIELDS = (
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming(path: Path) -> Generator[None, None, None]:
     """Add the file to a ConfigError of the code below, which knows the fields but not the file."""
     try:
         yield

@@ -1,6 +1,6 @@
 """RoPE scaling that GGUF files of Llama 3.1 and later keep as a tensor of divisors."""
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -31,7 +31,8 @@ def rope_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
         UnsupportedError: they follow no rule that is implemented.
     """
     weight = file.read(DIVISORS)
-    divisors: Array = np.asarray(weight) if isinstance(weight, mx.array) else np.empty(0)
+    dense = weight if isinstance(weight, mx.array) else mx.zeros(0)
+    divisors = cast("Array", np.asarray(dense.astype(mx.float32)))
     head_dim, theta = int(config["head_dim"]), float(config["rope_theta"])
     if divisors.shape == (head_dim // 2,) and bool(np.isfinite(divisors).all()):
         factor = float(divisors.max())

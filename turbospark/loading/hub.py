@@ -4,7 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from turbospark.errors import SourceError
+import mlx.core as mx
+
+from turbospark.errors import CheckpointError, SourceError
+from turbospark.loading.safetensors import DTYPES
 
 PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
 """Files of a safetensors checkpoint; those in subfolders are other exports of the same model."""
@@ -45,6 +48,36 @@ def download(repo: str, file: str, revision: str | None, local_files_only: bool)
     if file and not (Path(folder) / file).exists():
         raise SourceError(f"{repo} has no file {file!r} on the Hub")
     return Path(folder)
+
+
+def headers(
+    repo: str, revision: str | None
+) -> tuple[Path, dict[str, tuple[mx.Dtype, tuple[int, ...]]]]:
+    """Fetch config.json, and type and shape of every tensor by reading headers only.
+
+    Returns:
+        The local config.json, and tensor name to (type, shape).
+
+    Raises:
+        SourceError: the repository cannot be reached or has no safetensors weights.
+    """
+    import huggingface_hub
+
+    client: Any = huggingface_hub
+    try:
+        config = Path(client.hf_hub_download(repo, "config.json", revision=revision))
+        found = client.get_safetensors_metadata(repo, revision=revision)
+    except Exception as error:
+        raise SourceError(_explain(repo, "", revision, False, error)) from error
+    table: dict[str, tuple[mx.Dtype, tuple[int, ...]]] = {}
+    for file in found.files_metadata.values():
+        for name, tensor in file.tensors.items():
+            if tensor.dtype not in DTYPES:
+                raise CheckpointError(
+                    f"{repo}: tensor {name!r} has type {tensor.dtype!r}, which is not implemented"
+                )
+            table[name] = (DTYPES[tensor.dtype], tuple(tensor.shape))
+    return config, table
 
 
 def _choose(repo: str, files: Sequence[str]) -> Sequence[str]:

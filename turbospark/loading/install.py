@@ -86,7 +86,7 @@ def install_weights(
     check_fit(slots, weights, where)
     for name, slot in slots.items():
         weight = weights.pop(name)
-        value = _handled(slot, name, weight, handling)
+        value = handled(slot, name, weight, handling)
         _evaluate(value, name, where)
         if isinstance(slot.module, Matrix) and slot.is_matrix:
             slot.module.assign(value)
@@ -131,7 +131,8 @@ def _misfit(name: str, slot: Slot, weight: Weight) -> str:
     return "" if weight.dtype in _FLOATS else f"{name!r} holds {weight.dtype}, not floats"
 
 
-def _handled(slot: Slot, name: str, weight: Weight, handling: Handling) -> Weight:
+def handled(slot: Slot, name: str, weight: Weight, handling: Handling) -> Weight:
+    """A weight as the model will hold it; nothing is evaluated."""
     if not slot.is_matrix:
         vector = cast("mx.array", weight)
         return vector.astype(mx.float32) if handling.on_cpu else vector

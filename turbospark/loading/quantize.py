@@ -6,7 +6,6 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.kernels.weights import QuantizedWeight
-from turbospark.loading.arrays import evaluate
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +79,10 @@ def is_careful(path: str) -> bool:
 
 
 def quantize_weight(weight: mx.array, to: Quantization) -> QuantizedWeight:
-    """Quantize a matrix [..., N, K] as MLX does; scales keep its float type; evaluated.
+    """Quantize a matrix [..., N, K] as MLX does; scales keep its float type; lazy.
 
     Raises:
         ShapeError: K does not divide into groups.
     """
     codes, scales, biases = mx.quantize(weight, group_size=to.group_size, bits=to.bits)
-    evaluate(codes, scales, biases)
     return QuantizedWeight(codes, scales, biases, to.bits, to.group_size)

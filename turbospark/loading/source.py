@@ -65,6 +65,16 @@ def resolve_source(
     return _from_hub(path_or_repo, revision, local_files_only)
 
 
+def as_hub_id(path_or_repo: str | os.PathLike[str]) -> str | None:
+    """The Hub id `owner/name` of a whole repository, where that is what was given."""
+    if not isinstance(path_or_repo, str):
+        return None
+    name = path_or_repo.removeprefix("hf://")
+    if name == path_or_repo and (Path(name).expanduser().exists() or looks_like_path(name)):
+        return None
+    return name if _HUB_ID.fullmatch(name) else None
+
+
 def looks_like_path(text: str) -> bool:
     """Whether a text that names nothing on this machine was meant as a path.
 

@@ -1,0 +1,136 @@
+"""A checkpoint without its weights: stand-ins of the right shapes that are never evaluated.
+
+Everything that loading does with weights (joining quantized parts, renaming, splitting,
+quantizing, changing the float type) works on them, so sizes come from the loading code itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from turbospark.kernels.weights import QuantizedWeight, Weight
+from turbospark.loading import config as configs
+from turbospark.loading import hub
+from turbospark.loading.build import build_model, gguf_family, sanitized
+from turbospark.loading.checkpoint import read_checkpoint
+from turbospark.loading.gguf import GGUFFile
+from turbospark.loading.gguf_blocks import LAYOUTS
+from turbospark.loading.gguf_header import GGUFTensor
+from turbospark.loading.gguf_types import DENSE, require_readable
+from turbospark.loading.gguf_weights import gguf_config, parameter_names
+from turbospark.loading.install import Handling, check_fit, handled, parameter_slots
+from turbospark.loading.source import Source
+from turbospark.protocols import CausalModel
+from turbospark.registry import resolve_family
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """A model that has shapes but no weights.
+
+    Attributes:
+        path: folder, file or Hub id.
+        model: the family's model; only its shapes and caches may be used.
+        config: normalised.
+        weights: sanitized names to stand-ins.
+        file_bytes: bytes of the tensors in the files.
+        num_tensors: tensors in the files.
+    """
+
+    path: str
+    model: nn.Module
+    config: dict[str, Any]
+    weights: dict[str, Weight]
+    file_bytes: int
+    num_tensors: int
+
+    @property
+    def causal(self) -> CausalModel:
+        """The model as the runner knows it."""
+        return cast("CausalModel", self.model)
+
+    def held_bytes(self, handling: Handling) -> int:
+        """Bytes of all weights once they are loaded.
+
+        Raises:
+            CheckpointError: the tensors are not those of the model.
+        """
+        slots = parameter_slots(self.model)
+        check_fit(slots, self.weights, self.path)
+        return sum(
+            handled(slot, name, self.weights[name], handling).nbytes for name, slot in slots.items()
+        )
+
+
+def outline(source: Source, dequantize: bool = False) -> Outline:
+    """Read the headers of a checkpoint on this machine.
+
+    Raises:
+        ConfigError: its configuration is damaged or not implemented.
+        CheckpointError: a file is damaged or missing.
+    """
+    if source.kind == "gguf":
+        return _gguf_outline(GGUFFile(source.path), dequantize)
+    folder = source.path
+    slots = read_checkpoint(folder)
+    arrays = {name: mx.zeros(slot.shape, slot.dtype) for name, slot in slots.items()}
+    file_bytes = sum(slot.nbytes for slot in slots.values())
+    return _outline(str(folder), folder / "config.json", arrays, file_bytes)
+
+
+def hub_outline(repo: str, revision: str | None) -> Outline:
+    """Read config.json and the safetensors headers of a Hub repository; no weights.
+
+    Raises:
+        SourceError: it cannot be reached, or has no safetensors.
+    """
+    config_file, table = hub.headers(repo, revision)
+    arrays = {name: mx.zeros(shape, dtype) for name, (dtype, shape) in table.items()}
+    return _outline(repo, config_file, arrays, sum(array.nbytes for array in arrays.values()))
+
+
+def _outline(name: str, path: Path, arrays: Mapping[str, mx.array], file_bytes: int) -> Outline:
+    raw = configs.read_config(path.parent)
+    with configs.naming(path):
+        family = resolve_family(raw["model_type"])
+    config = configs.normalise(raw, path)
+    model = build_model(family, config, path)
+    weights = sanitized(model, arrays, configs.quantization(config, path), path)
+    return Outline(name, model, config, weights, file_bytes, len(arrays))
+
+
+def _gguf_outline(file: GGUFFile, dequantize: bool) -> Outline:
+    family, mapping = gguf_family(file)
+    config = gguf_config(file, mapping)
+    model = build_model(family, config, file.path)
+    names = parameter_names(file, mapping)
+    weights = {
+        parameter: _stand_in(file, file.tensors[name], dequantize)
+        for name, parameter in names.items()
+    }
+    weights = cast("CausalModel", model).sanitize(weights)
+    return Outline(str(file.path), model, config, weights, file.nbytes, len(file.tensors))
+
+
+def _stand_in(file: GGUFFile, tensor: GGUFTensor, dequantize: bool) -> Weight:
+    require_readable(tensor.type, f"{file.path}: tensor {tensor.name!r}", dequantize)
+    layout = LAYOUTS.get(tensor.type.name)
+    if layout is None:
+        half = tensor.type.name in DENSE and tensor.type.block_bytes == 2
+        return mx.zeros(tensor.shape, mx.float16 if half else mx.float32)
+    *outer, width = tensor.shape
+    scale_dtype = mx.float16 if layout.scale_dtype is np.float16 else mx.float32
+    groups = (*outer, width // layout.group_size)
+    return QuantizedWeight(
+        mx.zeros((*outer, width * layout.bits // 32), mx.uint32),
+        mx.zeros(groups, scale_dtype),
+        mx.zeros(groups, scale_dtype) if layout.zero is None else None,
+        bits=layout.bits,
+        group_size=layout.group_size,
+        zero=layout.zero,
+    )

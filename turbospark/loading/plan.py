@@ -1,0 +1,198 @@
+"""How much memory a model and its conversations will take, before anything is loaded."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from turbospark.kernels.select import on_cpu
+from turbospark.loading.install import Handling
+from turbospark.loading.outline import Outline, hub_outline, outline
+from turbospark.loading.quantize import parse_quantize
+from turbospark.loading.source import as_hub_id, resolve_source
+
+RING_SLACK = 128
+CHUNK_ON_CPU = 256
+CHUNK_ON_GPU = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The arithmetic of a model's memory.
+
+    Attributes:
+        source: folder, file or Hub id.
+        model_type: its family.
+        num_tensors: tensors in the files.
+        file_bytes: bytes of the tensors in the files.
+        weight_bytes: bytes of the weights once loaded; exact.
+        context: tokens of a session.
+        sessions: sessions kept.
+        session_bytes: bytes of one session's caches at `context` tokens; exact.
+        working_bytes: activations of the largest prefill chunk and the logits; an estimate.
+        free_bytes: memory that may be had now, or None where the machine does not say.
+    """
+
+    source: str
+    model_type: str
+    num_tensors: int
+    file_bytes: int
+    weight_bytes: int
+    context: int
+    sessions: int
+    session_bytes: int
+    working_bytes: int
+    free_bytes: int | None
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all sessions' caches."""
+        return self.sessions * self.session_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, caches and working memory."""
+        return self.weight_bytes + self.cache_bytes + self.working_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits the free memory; None where that is unknown."""
+        return None if self.free_bytes is None else self.total_bytes <= self.free_bytes
+
+    @property
+    def verdict(self) -> str:
+        """The answer in one sentence."""
+        if self.free_bytes is None:
+            return f"needs {megabytes(self.total_bytes)}; this machine does not say what is free"
+        if self.fits:
+            return (
+                f"fits: {megabytes(self.free_bytes - self.total_bytes)} of "
+                f"{megabytes(self.free_bytes)} free memory stay free"
+            )
+        short = self.total_bytes - self.free_bytes
+        room = self.free_bytes - self.weight_bytes - self.working_bytes
+        if room <= 0 or not self.cache_bytes:
+            way = "a smaller quantization or more memory is needed"
+        else:
+            tokens = int(self.context * room / self.cache_bytes)
+            way = f"about {tokens} tokens a session would fit"
+        return f"does not fit: {megabytes(short)} are lacking; {way}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every number by its name."""
+        names = self.__slots__
+        fields = {name: getattr(self, name) for name in names}
+        extra = ("cache_bytes", "total_bytes", "fits", "verdict")
+        return fields | {name: getattr(self, name) for name in extra}
+
+    def __repr__(self) -> str:
+        rows = [
+            ("weights", self.weight_bytes, f"{self.num_tensors} tensors, "
+             f"{megabytes(self.file_bytes)} on disk"),
+            ("caches", self.cache_bytes, f"{self.sessions} x {megabytes(self.session_bytes)}, a "
+             f"session of {self.context} tokens"),
+            ("working", self.working_bytes, "one prefill chunk and the logits, estimated"),
+            ("total", self.total_bytes, self.verdict),
+        ]  # fmt: skip
+        lines = [f"{name:<8} {megabytes(size):>12}   {note}" for name, size, note in rows]
+        return "\n".join([f"{self.source} ({self.model_type})", *lines])
+
+
+def plan(
+    path_or_repo: str | os.PathLike[str],
+    context: int = 8192,
+    sessions: int = 2,
+    *,
+    quantize: str | None = None,
+    revision: str | None = None,
+    dequantize: bool = False,
+) -> Plan:
+    """Work out the memory a model needs; weights are neither downloaded nor read.
+
+    Args:
+        path_or_repo: as for `load`; of a Hub id only config.json and headers are fetched.
+        context: tokens of a session.
+        sessions: sessions kept.
+        quantize: as for `load`.
+        revision: branch, tag or commit on the Hub.
+        dequantize: as for `load`.
+
+    Raises:
+        SourceError: no checkpoint is there.
+        ConfigError: its configuration is damaged or not implemented.
+        CheckpointError: its headers are damaged or not those of the configuration.
+    """
+    wish = parse_quantize(quantize)
+    repo = as_hub_id(path_or_repo)
+    shape = (
+        hub_outline(repo, revision)
+        if repo is not None
+        else outline(resolve_source(path_or_repo, revision=revision), dequantize)
+    )
+    return Plan(
+        source=shape.path,
+        model_type=str(shape.config.get("model_type", "")),
+        num_tensors=shape.num_tensors,
+        file_bytes=shape.file_bytes,
+        weight_bytes=shape.held_bytes(Handling(on_cpu(), wish)),
+        context=context,
+        sessions=sessions,
+        session_bytes=session_bytes(shape.causal.make_caches(context, RING_SLACK), context),
+        working_bytes=_working_bytes(shape, context),
+        free_bytes=free_bytes(),
+    )
+
+
+def session_bytes(caches: Sequence[Any], context: int) -> int:
+    """Bytes of one session's caches after `context` tokens, as the caches themselves reserve them.
+
+    Args:
+        caches: empty ones, as `make_caches` gave them; advanced in place, never evaluated.
+        context: tokens fed, in chunks of the usual size.
+    """
+    chunk, done = _chunk(), 0
+    while done < context:
+        count = min(chunk, context - done)
+        for cache in caches:
+            cache.reserve(count)
+            cache.advance(count)
+        done += count
+    # `reserve` is the CPU's way in and takes float32; GPUs keep rows of two bytes a number.
+    total = sum(cache.nbytes for cache in caches)
+    return total if on_cpu() else total // 2
+
+
+def free_bytes() -> int | None:
+    """Memory that may be had now."""
+    if mx.metal.is_available():
+        limit = mx.device_info()["max_recommended_working_set_size"]
+        return int(limit) - mx.get_active_memory()
+    listing = Path("/proc/meminfo")
+    if not listing.exists():
+        return None
+    for line in listing.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return 1024 * int(line.split()[1])
+    return None
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes for people: decimal megabytes, or gigabytes from 10,000 of them on."""
+    return f"{count / 1e9:.2f} GB" if count >= 10**10 else f"{count / 1e6:.1f} MB"
+
+
+def _chunk() -> int:
+    return CHUNK_ON_CPU if on_cpu() else CHUNK_ON_GPU
+
+
+def _working_bytes(shape: Outline, context: int) -> int:
+    """Rows of a chunk in the widest layer, and two rows of logits, in float32."""
+    config = shape.config
+    hidden = int(config.get("hidden_size", 0))
+    heads = int(config.get("num_attention_heads", 0)) * int(config.get("head_dim") or 0)
+    inner = int(config.get("intermediate_size", 0))
+    rows = min(_chunk(), context)
+    return 4 * (rows * (3 * hidden + 2 * max(inner, heads)) + 2 * shape.causal.vocab_size)
