@@ -1,7 +1,7 @@
 """Golden fixtures as tests use them: configuration, weights drawn again, expected logits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,14 +11,17 @@ import mlx.core as mx
 import numpy as np
 from golden.weights import draw_weights, fingerprint, int4_layout, quantize
 
+from turbospark.errors import KernelError
 from turbospark.kernels.reference import ReferenceKernels
-from turbospark.kernels.select import on_cpu
+from turbospark.kernels.select import choose_kernels, on_cpu
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.config import normalise
 from turbospark.loading.install import Handling, install_weights
 from turbospark.nn.unit import bind_units
+from turbospark.protocols import Phase
 from turbospark.registry import resolve_family
+from turbospark.settings import KernelPolicy
 
 FOLDER = Path(__file__).parent
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -97,3 +100,39 @@ def build_model(
     install_weights(model, model.sanitize(weights), "the golden weights", Handling(on_cpu()))
     bind_units(model, kernels or ReferenceKernels())
     return model
+
+
+def kernel_sets() -> dict[str, KernelSet]:
+    """Every target whose float32 arithmetic can run here, by name."""
+    sets: dict[str, KernelSet] = {}
+    for name, activations in (("reference", "auto"), ("host", "exact")):
+        try:
+            chosen = choose_kernels(KernelPolicy(kernels=name, activations=activations))
+        except KernelError:
+            continue
+        sets[chosen.name] = chosen
+    return sets
+
+
+def feed(
+    model: Any,
+    tokens: np.ndarray,
+    sizes: Sequence[int],
+    *,
+    phase: Phase = Phase.PREFILL,
+    caches: list[Any] | None = None,
+) -> np.ndarray:
+    """Logits [T, V] of all tokens, fed in passes of the given sizes into caches (new ones)."""
+    caches = model.make_caches(64, 16) if caches is None else caches
+    rows, at = [], 0
+    for size in sizes:
+        step = mx.array(tokens[at : at + size])
+        rows.append(np.array(model(step, caches, phase=phase, logits="all").logits))
+        at += size
+    assert at == len(tokens)
+    return np.concatenate(rows)
+
+
+def passes(count: int, size: int) -> list[int]:
+    """Sizes of the passes that feed `count` tokens, `size` at a time."""
+    return [min(size, count - at) for at in range(0, count, size)]

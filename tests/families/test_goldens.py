@@ -1,0 +1,78 @@
+"""Families against logits that transformers computed for the same weights."""
+
+import numpy as np
+import pytest
+from golden.fixtures import (
+    NAMES,
+    build_model,
+    feed,
+    float_weights,
+    int4_weights,
+    kernel_sets,
+    load_golden,
+    passes,
+)
+
+from turbospark.protocols import Phase
+
+KERNELS = kernel_sets()
+PROMPT = 24
+WEIGHTS = {"full": float_weights, "int4": int4_weights}
+
+
+@pytest.fixture(scope="module", params=sorted(KERNELS))
+def kernels(request):
+    return KERNELS[request.param]
+
+
+@pytest.fixture(scope="module", params=sorted(WEIGHTS))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def golden(request):
+    return load_golden(request.param)
+
+
+@pytest.fixture(scope="module")
+def model(golden, kind, kernels):
+    return build_model(golden.config, WEIGHTS[kind](golden), kernels)
+
+
+@pytest.fixture(scope="module")
+def one_pass(model, golden):
+    return feed(model, golden.tokens, [len(golden.tokens)])
+
+
+def test_one_pass_equals_transformers(golden, kind, one_pass):
+    assert golden.difference(one_pass, kind) < golden.tolerance
+
+
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_chunk_size_changes_no_bit(model, golden, one_pass, size):
+    chunked = feed(model, golden.tokens, passes(len(golden.tokens), size))
+    assert np.array_equal(chunked, one_pass)
+
+
+def test_cached_decode_equals_transformers(model, golden, kind):
+    caches = model.make_caches(64, 16)
+    prompt, rest = golden.tokens[:PROMPT], golden.tokens[PROMPT:]
+    first = feed(model, prompt, [PROMPT], caches=caches)
+    then = feed(model, rest, [1] * len(rest), phase=Phase.DECODE, caches=caches)
+    assert golden.difference(np.concatenate([first, then]), kind) < golden.tolerance
+
+
+def test_rows_of_a_verify_equal_stepwise_decode(model, golden):
+    runs = []
+    for sizes in ([1] * 16, [4, 1, 6, 5]):
+        caches = model.make_caches(64, 16)
+        feed(model, golden.tokens[:PROMPT], [PROMPT], caches=caches)
+        rest = golden.tokens[PROMPT:]
+        runs.append(feed(model, rest, sizes, phase=Phase.DECODE, caches=caches))
+    assert np.array_equal(*runs)
+
+
+def test_both_spellings_of_a_config_are_one_model(golden, one_pass, kind, kernels):
+    newer = build_model(golden.config_v5, WEIGHTS[kind](golden), kernels)
+    assert np.array_equal(feed(newer, golden.tokens, [len(golden.tokens)]), one_pass)
