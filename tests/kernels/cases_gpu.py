@@ -1,0 +1,67 @@
+"""Targets that the tests of GPU bodies run on: reference, emulation, and the real GPU if any."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import metal_emu
+import mlx.core as mx
+import pytest
+
+from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget
+
+DTYPES = (mx.float32, mx.float16, mx.bfloat16)
+ROUNDING = {mx.float32: 1e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
+
+EMULATION = GpuTarget(
+    "emulation", "metal.h", functools.partial(metal_emu.metal_kernel, strict=True)
+)
+BACKWARDS = GpuTarget(
+    "backwards", "metal.h", functools.partial(metal_emu.metal_kernel, strict=True, order=1)
+)
+TARGETS = [
+    "reference",
+    "emulation",
+    pytest.param("metal", marks=pytest.mark.metal),
+    pytest.param("cuda", marks=pytest.mark.cuda),
+]
+
+
+def poisoned(target: GpuTarget) -> GpuTarget:
+    """The target, with outputs that hold NaN until a body writes them."""
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        return functools.partial(target.builder(**names), init_value=float("nan"))
+
+    return replace(target, builder=build)
+
+
+POISONED = {"metal": poisoned(METAL), "cuda": poisoned(CUDA)}
+
+
+def resolve(name: str) -> GpuTarget | None:
+    """A target by name, None for the reference; skips the test where it cannot run."""
+    if name == "reference":
+        return None
+    if name == "emulation":
+        metal_emu.require_emulator()
+        return EMULATION
+    if not (mx.metal if name == "metal" else mx.cuda).is_available():
+        pytest.skip(f"MLX has no {name} back end here")
+    return POISONED[name]
+
+
+def mutated(old: str, new: str = "") -> GpuTarget:
+    """The emulation of bodies in which `old` became `new`; outputs hold NaN at first."""
+    metal_emu.require_emulator()
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        if old in names["source"]:
+            names["source"] = names["source"].replace(old, new)
+        else:
+            names["header"] = names["header"].replace(old, new)
+            assert new in names["header"]
+        return metal_emu.metal_kernel(**names, strict=True)
+
+    return GpuTarget("mutant", "metal.h", build)

@@ -1,0 +1,1 @@
+"""Kernel bodies of Metal and CUDA: one Metal text a kernel for both."""

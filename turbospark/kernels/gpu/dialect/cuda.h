@@ -1,0 +1,82 @@
+// Prelude for CUDA: the Metal names that bodies use. `device` and `constant` cannot be macros,
+// since CUDA's own __device__ and __constant__ expand through them.
+#define FUNC __device__ __forceinline__
+#define GLOBAL
+#define SHARED __shared__
+#define SHARED_PTR
+#define TABLE __constant__
+#define UNROLL _Pragma("unroll")
+#define FOR_EACH_LANE 0xffffffffu
+
+typedef unsigned int uint;
+typedef unsigned short ushort;
+typedef unsigned char uchar;
+
+// What a thread can see. Threadgroups are always whole here.
+#define thread_position_in_threadgroup (uint3{threadIdx.x, threadIdx.y, threadIdx.z})
+#define threadgroup_position_in_grid (uint3{blockIdx.x, blockIdx.y, blockIdx.z})
+#define threads_per_threadgroup (uint3{blockDim.x, blockDim.y, blockDim.z})
+#define threadgroups_per_grid (uint3{gridDim.x, gridDim.y, gridDim.z})
+#define thread_position_in_grid              \
+  (uint3{blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y, \
+         blockIdx.z * blockDim.z + threadIdx.z})
+#define thread_index_in_threadgroup \
+  (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z))
+#define thread_index_in_simdgroup (thread_index_in_threadgroup & 31u)
+#define simdgroup_index_in_threadgroup (thread_index_in_threadgroup >> 5)
+
+// Barriers and SIMD-group functions; all 32 lanes take part.
+enum class mem_flags { mem_none, mem_device, mem_threadgroup };
+FUNC void threadgroup_barrier(mem_flags) { __syncthreads(); }
+FUNC void simdgroup_barrier(mem_flags) { __syncwarp(); }
+
+template <typename T>
+FUNC T simd_shuffle_xor(T value, uint mask) {
+  return __shfl_xor_sync(FOR_EACH_LANE, value, mask);
+}
+
+template <typename T>
+FUNC T simd_broadcast(T value, uint lane) {
+  return __shfl_sync(FOR_EACH_LANE, value, lane);
+}
+
+// Neighbours first: 1, 2, 4, 8, 16.
+template <typename T>
+FUNC T simd_sum(T value) {
+  for (int mask = 1; mask < 32; mask *= 2) {
+    value += __shfl_xor_sync(FOR_EACH_LANE, value, mask);
+  }
+  return value;
+}
+
+template <typename T>
+FUNC T simd_max(T value) {
+  for (int mask = 1; mask < 32; mask *= 2) {
+    T other = __shfl_xor_sync(FOR_EACH_LANE, value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+namespace metal {
+FUNC float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+FUNC float max(float a, float b) { return fmaxf(a, b); }
+FUNC int max(int a, int b) { return a > b ? a : b; }
+FUNC int min(int a, int b) { return a < b ? a : b; }
+namespace precise {
+FUNC float exp(float x) { return expf(x); }
+FUNC float rsqrt(float x) { return 1.0f / sqrtf(x); }
+}  // namespace precise
+namespace fast {
+FUNC float exp(float x) { return __expf(x); }
+}  // namespace fast
+}  // namespace metal
+
+// value as a float, for value < 65536: the code sits in the mantissa of 2^23, which is faster
+// than an integer conversion here.
+FUNC float small_to_float(uint value) {
+  return __uint_as_float(value | 0x4b000000u) - 8388608.0f;
+}
+
+// Whether a pointer may be read as a vector of so many bytes.
+#define VECTOR_ALIGNED(pointer, bytes) ((reinterpret_cast<size_t>(pointer) & ((bytes)-1)) == 0)

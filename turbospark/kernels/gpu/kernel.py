@@ -1,0 +1,161 @@
+"""GPU kernels whose body is one Metal text, built for the target that runs it."""
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import mlx.core as mx
+
+from turbospark.errors import KernelError
+
+MAX_BINDINGS = 31
+MAX_THREADS = 256  # of a threadgroup: a pipeline's own limit follows its registers
+MAX_ELEMENTS = 2**31  # bodies index with 32 bits
+
+Triple = tuple[int, int, int]
+Builder = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """Where bodies run.
+
+    Attributes:
+        name: metal or cuda (tests have others).
+        prelude: the file in dialect/ that spells the dialect there.
+        builder: takes the arguments of `mx.fast.metal_kernel` and gives what launches.
+    """
+
+    name: str
+    prelude: str
+    builder: Builder
+
+
+METAL = GpuTarget("metal", "metal.h", mx.fast.metal_kernel)
+CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel)
+
+
+def current_target() -> GpuTarget | None:
+    """The GPU that MLX computes on, or None on a CPU."""
+    if mx.default_device() == mx.cpu:
+        return None
+    if mx.metal.is_available():
+        return METAL
+    return CUDA if mx.cuda.is_available() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A body with its names. It is built at the first launch on a target, never at import.
+
+    Attributes:
+        name: also the body's file, bodies/<name>.h, and what `KernelPolicy.disable` lists.
+        inputs: names of the arrays it reads, as in the body.
+        outputs: names of the arrays it writes.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        """The body's text without comments; MLX hashes it at each call."""
+        return _text(f"bodies/{self.name}.h")
+
+    def __call__(
+        self,
+        target: GpuTarget,
+        inputs: Sequence[mx.array],
+        *,
+        template: Mapping[str, mx.Dtype | int | bool],
+        grid: Triple,
+        threadgroup: Triple,
+        outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+    ) -> list[mx.array]:
+        """Launch.
+
+        Args:
+            target: where.
+            inputs: arrays of at least one dimension, in the order of `self.inputs`.
+            template: sizes of the model and types; a new value compiles anew. MLX makes a name of
+                them, so no number is below 0.
+            grid: threads, whole threadgroups.
+            threadgroup: threads of one group, whole SIMD-groups.
+            outputs: shape and dtype of each output.
+
+        Raises:
+            KernelError: the launch breaks a rule of the bodies.
+        """
+        self._check(inputs, template, grid, threadgroup)
+        launch = _build(self, target)
+        return list(
+            launch(
+                inputs=list(inputs),
+                template=list(template.items()),
+                grid=grid,
+                threadgroup=threadgroup,
+                output_shapes=[shape for shape, _ in outputs],
+                output_dtypes=[dtype for _, dtype in outputs],
+            )
+        )
+
+    def _check(
+        self,
+        inputs: Sequence[mx.array],
+        template: Mapping[str, mx.Dtype | int | bool],
+        grid: Triple,
+        threadgroup: Triple,
+    ) -> None:
+        threads = math.prod(threadgroup)
+        broken = {
+            "an input has no dimensions": any(array.ndim == 0 for array in inputs),
+            f"an input has {MAX_ELEMENTS} elements or more": any(
+                array.size >= MAX_ELEMENTS for array in inputs
+            ),
+            f"{len(inputs)} inputs for {len(self.inputs)} names": len(inputs) != len(self.inputs),
+            "a template value is below 0": any(
+                isinstance(value, int) and value < 0 for value in template.values()
+            ),
+            f"grid {grid} is no multiple of threadgroup {threadgroup}": any(
+                g < 1 or g % t for g, t in zip(grid, threadgroup, strict=True)
+            ),
+            f"threadgroup {threadgroup} is not of whole SIMD-groups": threads % 32 != 0,
+            f"threadgroup {threadgroup} exceeds {MAX_THREADS} threads": threads > MAX_THREADS,
+        }
+        for what, is_broken in broken.items():
+            if is_broken:
+                raise KernelError(f"kernel {self.name}: {what}")
+
+
+def header(target: GpuTarget) -> str:
+    """What precedes a body on a target: its prelude and the common helpers."""
+    return _text(f"dialect/{target.prelude}") + _text("dialect/common.h")
+
+
+@functools.cache
+def _text(path: str) -> str:
+    text = resources.files("turbospark.kernels.gpu").joinpath(path).read_text("ascii")
+    return strip_comments(text)
+
+
+def strip_comments(text: str) -> str:
+    """A source without comments, blank lines and trailing blanks."""
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    lines = (line.rstrip() for line in text.splitlines())
+    return "".join(f"{line}\n" for line in lines if line)
+
+
+@functools.cache
+def _build(kernel: Kernel, target: GpuTarget) -> Callable[..., Any]:
+    return target.builder(
+        name=kernel.name,
+        input_names=list(kernel.inputs),
+        output_names=list(kernel.outputs),
+        source=kernel.source,
+        header=header(target),
+    )
