@@ -10,31 +10,33 @@ from typing import Annotated, Any
 
 from turbospark.errors import ConfigError, UnsupportedError
 from turbospark.kernels.rope import Rope
-from turbospark.nn.config import Length, Positive, Range, read_value
+from turbospark.nn.config import Length, Range, read_value
 
 _Share = Annotated[float, Range(0.0, 1.0)]
+_Base = Annotated[float, Range(1.001, 1e30)]
+_Factor = Annotated[float, Range(1e-3, 1e6)]
 
 # Keys of a kind beside rope_theta, with the type of each; True marks those that must be there.
 _KEYS: Mapping[str, Mapping[str, tuple[Any, bool]]] = {
     "default": {},
-    "linear": {"factor": (Positive, True)},
+    "linear": {"factor": (_Factor, True)},
     "llama3": {
-        "factor": (Positive, True),
-        "low_freq_factor": (Positive, True),
-        "high_freq_factor": (Positive, True),
+        "factor": (_Factor, True),
+        "low_freq_factor": (_Factor, True),
+        "high_freq_factor": (_Factor, True),
         "original_max_position_embeddings": (Length, False),
     },
     "yarn": {
-        "factor": (Positive, True),
+        "factor": (_Factor, True),
         "original_max_position_embeddings": (Length, False),
-        "attention_factor": (Positive | None, False),
-        "beta_fast": (Positive | None, False),
-        "beta_slow": (Positive | None, False),
-        "mscale": (Positive | None, False),
-        "mscale_all_dim": (Positive | None, False),
+        "attention_factor": (_Factor | None, False),
+        "beta_fast": (_Factor | None, False),
+        "beta_slow": (_Factor | None, False),
+        "mscale": (_Factor | None, False),
+        "mscale_all_dim": (_Factor | None, False),
         "truncate": (bool, False),
     },
-    "proportional": {"factor": (Positive, False), "partial_rotary_factor": (_Share, False)},
+    "proportional": {"factor": (_Factor, False), "partial_rotary_factor": (_Share, False)},
 }
 _MEANINGLESS = {"finetuned"}  # written by some trainers, read by nobody
 
@@ -71,7 +73,7 @@ def read_rope(
         raise UnsupportedError(
             f"config.json: RoPE kind {kind!r} is not implemented; known: {', '.join(_KEYS)}"
         )
-    base = read_value("config.json: rope_theta", parameters.pop("rope_theta"), Positive)
+    base = read_value("config.json: rope_theta", parameters.pop("rope_theta"), _Base)
     return Rope.build(kind, base, head_dim, **_checked(kind, parameters, max_position))
 
 
@@ -136,6 +138,8 @@ def _checked(kind: str, parameters: dict[str, Any], max_position: int) -> dict[s
             parameters[name] = read_value(f"config.json: RoPE's {name}", parameters[name], hint)
         elif needed:
             raise ConfigError(f"config.json: RoPE kind {kind!r} needs {name}")
+    if kind == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
+        raise ConfigError("config.json: RoPE's high_freq_factor must be above low_freq_factor")
     if "original_max_position_embeddings" in keys:
         parameters.setdefault("original_max_position_embeddings", max_position)
     return parameters

@@ -1,0 +1,142 @@
+"""What every registered family must do, whatever its network looks like."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from golden.fixtures import feed, passes
+from golden.tiny import TINY, WINDOW, tiny_model
+from mlx.utils import tree_flatten
+
+from turbospark.errors import OptionError, RewindError
+from turbospark.protocols import Phase
+from turbospark.registry import known_types
+
+TOKENS = np.random.default_rng(5).integers(0, 67, size=31).astype(np.int32)
+OWN = [name for name in known_types() if name in TINY]
+
+
+@pytest.fixture(scope="module", params=OWN)
+def model(request):
+    return tiny_model(request.param)
+
+
+@pytest.fixture(scope="module")
+def one_pass(model):
+    return feed(model, TOKENS, [31])
+
+
+def test_every_registered_type_has_a_tiny_configuration():
+    assert set(known_types()) == set(TINY)
+
+
+@pytest.mark.parametrize("size", [1, 5, 13])
+def test_chunks_equal_one_pass(model, one_pass, size):
+    assert np.array_equal(feed(model, TOKENS, passes(31, size)), one_pass)
+
+
+def test_stepwise_decode_comes_close_to_one_pass(model, one_pass):
+    stepwise = feed(model, TOKENS, [1] * 31, phase=Phase.DECODE)
+    np.testing.assert_allclose(stepwise, one_pass, atol=2e-5)
+
+
+def test_rewind_then_replay_equals_a_straight_run(model, one_pass):
+    caches = model.make_caches(64, 9)
+    feed(model, TOKENS[:27], [27], caches=caches)
+    budget = min(cache.max_rewind() for cache in caches)
+    assert budget >= 9
+    for cache in caches:
+        cache.rewind(9)
+    again = feed(model, TOKENS[18:], [4, 9], caches=caches)
+    assert np.array_equal(again, one_pass[18:])
+
+
+def test_a_rewind_past_the_budget_moves_nothing(model):
+    for cache in _fed(model, 31, slack=9):
+        with pytest.raises(RewindError, match="cannot rewind by"):
+            cache.rewind(cache.max_rewind() + 1)
+        assert cache.offset == 31
+
+
+def test_forks_do_not_see_each_other(model, one_pass):
+    caches = _fed(model, 20)
+    forks = [cache.fork() for cache in caches]
+    feed(model, TOKENS[:11], [11], caches=forks)
+    assert np.array_equal(feed(model, TOKENS[20:], [11], caches=caches), one_pass[20:])
+
+
+def test_every_cache_stands_behind_the_tokens_fed(model):
+    assert {cache.offset for cache in _fed(model, 23)} == {23}
+
+
+def test_last_logits_are_the_last_row_of_all(model, one_pass):
+    caches = _fed(model, 24)
+    out = model(mx.array(TOKENS[24:]), caches, phase=Phase.PREFILL, logits="last")
+    assert out.logits.dtype == mx.float32
+    assert np.array_equal(np.array(out.logits), one_pass[-1:])
+
+
+def test_a_pass_without_logits_fills_the_caches_alike(model, one_pass):
+    caches = model.make_caches(64, 16)
+    out = model(mx.array(TOKENS[:24]), caches, phase=Phase.PREFILL, logits="none")
+    assert out.logits is None
+    assert np.array_equal(feed(model, TOKENS[24:], [7], caches=caches), one_pass[24:])
+
+
+def test_taps_give_the_stream_and_change_nothing(model, one_pass):
+    last = model.num_layers - 1
+    out = model(
+        mx.array(TOKENS), model.make_caches(64, 16), phase=Phase.PREFILL, logits="last",
+        taps=[0, last],
+    )  # fmt: skip
+    assert sorted(out.taps) == [0, last]
+    assert out.taps[0].shape == out.taps[last].shape == (31, 24)
+    assert np.array_equal(np.array(out.logits), one_pass[-1:])
+    assert np.array_equal(np.array(model.head(out.taps[last], Phase.PREFILL)), one_pass)
+
+
+def test_a_tap_that_names_no_layer_is_refused(model):
+    with pytest.raises(OptionError, match="names no layer"):
+        model(
+            mx.array(TOKENS), model.make_caches(64, 16), phase=Phase.PREFILL,
+            taps=[model.num_layers],
+        )  # fmt: skip
+
+
+def test_sanitize_twice_is_sanitize_once(model):
+    weights = dict(tree_flatten(model.parameters()))
+    once = model.sanitize(weights)
+    twice = model.sanitize(once)
+    assert once.keys() == twice.keys() == weights.keys()
+    assert all(once[name] is twice[name] for name in once)
+
+
+def test_an_unknown_tensor_stays_for_the_loader_to_report(model):
+    strange = {"model.layers.0.self_attn.mystery.weight": mx.zeros((2, 2))}
+    assert model.sanitize(strange).keys() == strange.keys()
+
+
+WINDOWED = {
+    "mistral": {"num_hidden_layers": 1},
+    "qwen2": {"num_hidden_layers": 1, "max_window_layers": 0},
+    "qwen3": {"num_hidden_layers": 1, "max_window_layers": 0},
+    "gemma3_text": {"num_hidden_layers": 1},
+}
+
+
+@pytest.mark.parametrize("size", [1, 5, 31])
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("name", sorted(WINDOWED))
+def test_a_window_ends_where_it_should(name, size, phase):
+    model = tiny_model(name, **WINDOWED[name])
+    before = feed(model, TOKENS, passes(31, size), phase=phase)
+    changed = TOKENS.copy()
+    changed[10] = (changed[10] + 1) % 67
+    after = feed(model, changed, passes(31, size), phase=phase)
+    moved = np.flatnonzero((before != after).any(axis=1))
+    assert moved.tolist() == list(range(10, 10 + WINDOW))
+
+
+def _fed(model, count, slack=16):
+    caches = model.make_caches(64, slack)
+    feed(model, TOKENS[:count], [count], caches=caches)
+    return caches

@@ -1,0 +1,61 @@
+"""A tiny configuration for every registered model type, and random weights for it."""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from turbospark.kernels.reference import ReferenceKernels
+from turbospark.nn.unit import bind_units
+from turbospark.registry import resolve_family
+
+WINDOW = 7
+
+_LLAMA = {
+    "vocab_size": 67, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
+    "max_position_embeddings": 90,
+}  # fmt: skip
+_GEMMA3 = _LLAMA | {"sliding_window": WINDOW, "sliding_window_pattern": 2, "num_hidden_layers": 3}
+_GEMMA4 = _GEMMA3 | {
+    "global_head_dim": 14, "num_hidden_layers": 6, "sliding_window_pattern": 3,
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 5,
+    "vocab_size_per_layer_input": 67, "enable_moe_block": True, "num_experts": 7,
+    "top_k_experts": 3, "moe_intermediate_size": 11, "final_logit_softcapping": 20.0,
+}  # fmt: skip
+_QWEN = _LLAMA | {
+    "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+TINY: dict[str, dict[str, Any]] = {
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
+    "llama": _LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "mistral": _LLAMA | {"sliding_window": WINDOW},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
+}
+
+
+def tiny_model(model_type: str, **changes: Any) -> Any:
+    """A bound model with random weights."""
+    config = TINY[model_type] | {"model_type": model_type} | changes
+    model: Any = resolve_family(model_type).build(config)
+    mx.random.seed(11)
+    for path, value in tree_flatten(model.parameters()):
+        assert isinstance(value, mx.array)
+        spread = 0.2 if value.ndim == 1 else value.shape[-1] ** -0.5
+        noise = mx.random.normal(value.shape) * spread
+        _set(model, path, value + noise)
+    bind_units(model, ReferenceKernels())
+    return model
+
+
+def _set(model: Any, path: str, value: mx.array) -> None:
+    *parents, leaf = path.split(".")
+    for name in parents:
+        model = model[int(name)] if name.isdigit() else getattr(model, name)
+    setattr(model, leaf, value)
