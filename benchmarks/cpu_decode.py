@@ -2,11 +2,11 @@
 
     python benchmarks/cpu_decode.py [--repeats 5] [--json]
 
-Loads the demo model once into each engine, in one process: turbospark from its GGUF; mlx-lm with the
-same weights dequantized and quantized again by MLX to INT4, in the fastest of the modes tried; llama.cpp
-from the same file where llama_cpp can be imported. Every round runs each engine once, in turn; figures
-are medians over the rounds. Decode starts behind a 256-token prompt. Prefill computes the head for the
-last row only. Peak memory is read in a child process that runs turbospark alone.
+Loads the demo model once into each engine, in one process: turbospark from its GGUF; mlx-lm with
+the same weights dequantized and quantized again by MLX to INT4, in the fastest of the modes tried;
+llama.cpp from the same file where llama_cpp can be imported. Every round runs each engine once, in
+turn; figures are medians over the rounds. Decode starts behind a 256-token prompt. Prefill computes
+the head for the last row only. Peak memory is read in a child process that runs turbospark alone.
 """
 
 import argparse
@@ -77,7 +77,9 @@ def turbospark_contender(engine: ts.Engine, name: str) -> Contender:
     return Contender(name, prefill, step, 48)
 
 
-def mlx_lm_contender(engine: ts.Engine, dtype: mx.Dtype, group_size: int, decode_tokens: int) -> Contender:
+def mlx_lm_contender(
+    engine: ts.Engine, dtype: mx.Dtype, group_size: int, decode_tokens: int
+) -> Contender:
     from mlx_lm.models import gemma3_text
     from mlx_lm.models.cache import make_prompt_cache
 
@@ -105,7 +107,9 @@ def mlx_lm_contender(engine: ts.Engine, dtype: mx.Dtype, group_size: int, decode
 
     def forward(tokens: list[int]) -> None:
         hidden = model.model(mx.array([tokens]), cache=cache)[:, -1:]
-        head = model.lm_head if not model.tie_word_embeddings else model.model.embed_tokens.as_linear
+        head = (
+            model.lm_head if not model.tie_word_embeddings else model.model.embed_tokens.as_linear
+        )
         mx.eval(head(hidden))
 
     def prefill() -> None:
@@ -170,7 +174,9 @@ def measure_memory() -> None:
     contender = turbospark_contender(engine, "turbospark")
     contender.prefill()
     contender.decode_rate()
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     size = demo_checkpoint().stat().st_size
     print(
         json.dumps(
@@ -215,7 +221,10 @@ def main() -> None:
 
 
 def report(
-    engine: ts.Engine, rates: dict[str, dict[str, list[float]]], memory: dict[str, float], as_json: bool
+    engine: ts.Engine,
+    rates: dict[str, dict[str, list[float]]],
+    memory: dict[str, float],
+    as_json: bool,
 ) -> None:
     medians = {
         name: {kind: statistics.median(values) for kind, values in both.items()}
@@ -223,7 +232,9 @@ def report(
     }
     ours = medians["turbospark"]
     if as_json:
-        print(json.dumps({"medians": medians, "memory": memory, "kernels": engine.kernels.describe()}))
+        print(
+            json.dumps({"medians": medians, "memory": memory, "kernels": engine.kernels.describe()})
+        )
         return
     print(f"kernels: {engine.kernels.describe()}")
     print(f"{'engine':28} {'prefill 256':>12} {'decode':>10}   turbospark is faster by")

@@ -44,7 +44,7 @@ def test_registered_type_resolves_to_a_family(model_type: str) -> None:
 
 
 def test_unknown_type_names_the_nearest() -> None:
-    with pytest.raises(UnsupportedError, match="'gemma5'.*nearest is 'gemma"):
+    with pytest.raises(UnsupportedError, match=r"'gemma5'.*nearest is 'gemma"):
         registry.resolve_family("gemma5")
 
 

@@ -29,9 +29,7 @@ class Matrix(nn.Module):
         """The weight as kernels take it."""
         if self._layout is None:
             return self.weight
-        return QuantizedWeight(
-            self.weight, self["scales"], self.get("biases"), **self._layout
-        )
+        return QuantizedWeight(self.weight, self["scales"], self.get("biases"), **self._layout)
 
     def assign(self, weight: Weight) -> None:
         """Set the weight.
