@@ -26,7 +26,7 @@ _EXAMPLES = {
     "chat": "turbospark chat --model ./my-model --temperature 0.7",
     "bench": "turbospark bench --prompt-tokens 256 --gen-tokens 64 --json",
     "plan": "turbospark plan ./my-model --context 8192",
-    "convert": "turbospark convert ./my-model ./my-model-int4 --quantize int4",
+    "convert": "turbospark convert ./my-model --output ./my-model-int4 --quantize int4",
     "inspect": "turbospark inspect ./my-model",
 }
 
@@ -190,7 +190,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder, .gguf file or Hub id")
-    parser.add_argument("output", metavar="FOLDER", help="a folder that does not exist yet")
+    parser.add_argument(
+        "--output", "-o", metavar="FOLDER", required=True, help="a folder that does not exist yet"
+    )
     add_flags(parser, LoadConfig)
 
 

@@ -1,0 +1,166 @@
+"""One step of sampling: options, refusals, custom samplers and processors."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from turbospark.errors import NonFiniteError, OptionError
+from turbospark.sampling.select import Chooser
+from turbospark.sampling.uniform import fresh_seed, seeded_uniform
+from turbospark.settings import GenerationConfig
+
+ROW = mx.array([0.5, 2.0, 2.0, -1.0, 1.0])
+
+
+def choose(row: mx.array = ROW, history: list[int] | None = None, **options: object) -> int:
+    rest = {
+        key: options.pop(key) for key in ("logit_bias", "processors", "sampler") if key in options
+    }
+    chooser = Chooser(GenerationConfig(**options), 5, **rest)  # type: ignore[arg-type]
+    history = [0] if history is None else history
+    return chooser.choose(row, history, 1).token
+
+
+def test_temperature_0_takes_the_first_of_equals_whatever_else_is_set() -> None:
+    assert choose() == 1
+    assert choose(history=[0, 1], repetition_penalty=9.0, presence_penalty=2.0, top_k=1) == 1
+
+
+def test_a_seed_repeats_and_steps_differ() -> None:
+    tokens = [choose(history=[0] * n, temperature=2.0, seed=11) for n in range(1, 40)]
+    assert tokens == [choose(history=[0] * n, temperature=2.0, seed=11) for n in range(1, 40)]
+    assert len(set(tokens)) > 2
+    assert tokens != [choose(history=[0] * n, temperature=2.0, seed=12) for n in range(1, 40)]
+
+
+def test_without_a_seed_generations_differ() -> None:
+    assert fresh_seed() != fresh_seed()
+    assert Chooser(GenerationConfig(), 5).seed != Chooser(GenerationConfig(), 5).seed
+
+
+def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
+    values = np.array([seeded_uniform(3, step) for step in range(20_000)])
+    assert values.min() >= 0.0
+    assert values.max() < 1.0
+    counts = np.histogram(values, bins=10, range=(0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9  # chi-square, 9 degrees, one in a thousand
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.03
+    assert seeded_uniform(0, 0) != seeded_uniform(0, 1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_logits_are_our_own_error(temperature: float, bad: float) -> None:
+    row = mx.array([0.0, 1.0, bad, 0.0, 0.0])
+    with pytest.raises(NonFiniteError, match="position 1"):
+        choose(row, temperature=temperature)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"top_p": 0.0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": 257}, "top_k"),
+        ({"min_p": 1.0}, "min_p"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"seed": 2**64}, "seed"),
+        ({"logprobs": 257}, "logprobs"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(options: dict[str, float], name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}="):
+        choose(**options)
+
+
+def test_the_borders_of_each_range_are_allowed() -> None:
+    choose(temperature=1e-4, top_p=1.0, top_k=256, min_p=0.0, seed=2**64 - 1, logprobs=5)
+
+
+@pytest.mark.parametrize("token", [5, -1, 1.5, "x", True, None])
+def test_logit_bias_outside_the_vocabulary_is_refused(token: object) -> None:
+    with pytest.raises(OptionError, match="logit_bias names token"):
+        choose(logit_bias={token: 1.0})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
+def test_logit_bias_takes_numbers_alone(value: object) -> None:
+    with pytest.raises(OptionError, match=r"logit_bias\[3\]"):
+        choose(logit_bias={3: value})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_logit_bias_moves_and_bans(temperature: float) -> None:
+    assert choose(logit_bias={3: 5.0}, temperature=temperature) == 3
+    assert choose(logit_bias={"3": 5.0}, temperature=temperature) == 3
+    ban = -float("inf")
+    assert choose(logit_bias={1: ban, 2: ban}, temperature=temperature) == 4
+
+
+def test_a_ban_on_everything_is_an_error() -> None:
+    with pytest.raises(NonFiniteError, match="left no token to choose"):
+        choose(logit_bias=dict.fromkeys(range(5), -float("inf")))
+
+
+def test_processors_see_the_whole_text_and_run_in_order() -> None:
+    seen: list[list[int]] = []
+
+    def first(tokens: mx.array, logits: mx.array) -> mx.array:
+        seen.append(tokens.tolist())
+        assert logits.shape == (1, 5)
+        return logits * 0
+
+    def second(_tokens: mx.array, logits: mx.array) -> mx.array:
+        return logits + mx.array([0.0, 0.0, 0.0, 0.0, 1.0])
+
+    assert choose(history=[2, 3, 4], processors=[first, second]) == 4
+    assert seen == [[2, 3, 4]]
+
+
+def test_processors_of_mlx_lm_are_honoured() -> None:
+    utils = pytest.importorskip("mlx_lm.sample_utils")
+    processors = utils.make_logits_processors(logit_bias={3: 9.0}, repetition_penalty=1.5)
+    assert choose(history=[1, 2], processors=processors) == 3
+
+
+def test_a_sampler_sees_log_probabilities_and_decides() -> None:
+    def sampler(logprobs: mx.array) -> mx.array:
+        assert logprobs.shape == (1, 5)
+        assert mx.exp(logprobs).sum().item() == pytest.approx(1.0)
+        return mx.array([3])
+
+    assert choose(sampler=sampler) == 3
+
+
+def test_a_sampler_of_mlx_lm_is_honoured() -> None:
+    utils = pytest.importorskip("mlx_lm.sample_utils")
+    assert choose(sampler=utils.make_sampler(temp=0.0)) == 1
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "top_k", "min_p", "seed"])
+def test_options_that_a_sampler_replaces_are_refused_beside_it(name: str) -> None:
+    value = {"top_k": 3, "seed": 1}.get(name, 0.5)
+    with pytest.raises(OptionError, match=f"{name} and a custom sampler"):
+        choose(sampler=lambda _: 0, **{name: value})
+
+
+def test_a_sampler_may_not_leave_the_vocabulary() -> None:
+    with pytest.raises(OptionError, match="token 5"):
+        choose(sampler=lambda _: mx.array([5]))
+
+
+def test_logprobs_name_the_likeliest_and_the_chosen() -> None:
+    choice = Chooser(GenerationConfig(logprobs=3), 5).choose(ROW, [0], 1)
+    expected = np.array(ROW - mx.logsumexp(ROW))
+    assert [token for token, _ in choice.top_logprobs] == [1, 2, 4]
+    assert [value for _, value in choice.top_logprobs] == pytest.approx(
+        expected[[1, 2, 4]], abs=1e-6
+    )
+    assert choice.logprob == pytest.approx(expected[1], abs=1e-6)
+    assert Chooser(GenerationConfig(), 5).choose(ROW, [0], 1).logprob is None
