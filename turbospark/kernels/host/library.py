@@ -13,6 +13,8 @@ from turbospark.kernels.host.cpu import Isa, choose_isa, core_count
 from turbospark.settings import KernelPolicy
 
 ActivationMode = Literal["exact", "pair", "int8"]
+MODES: tuple[ActivationMode, ...] = ("exact", "pair", "int8")
+"""In the order of `ts::Mode`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

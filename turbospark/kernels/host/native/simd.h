@@ -75,13 +75,32 @@ inline F smaller(F a, F b) { return select(a < b, a, b); }
 inline F absolute(F a) { return (F)((I)a & 0x7fffffff); }
 inline F to_float(I a) { return __builtin_convertvector(a, F); }
 
-// Sums pairwise from the outside in, the same tree for every caller.
+// The sum of each of four vectors, every one by the same tree: quarters of four lanes first.
+inline void sum_four(const F a, const F b, const F c, const F d, float* to) {
+  typedef float Q __attribute__((vector_size(16)));
+  const F all[4] = {a, b, c, d};
+  Q quarter[4];
+  for (int i = 0; i < 4; i++) {
+    Q part[LANES / 4];
+    memcpy(part, &all[i], sizeof part);
+    if (LANES == 16)
+      quarter[i] = (part[0] + part[1]) + (part[2 % (LANES / 4)] + part[3 % (LANES / 4)]);
+    else
+      quarter[i] = LANES == 8 ? part[0] + part[1 % (LANES / 4)] : part[0];
+  }
+#if defined(TS_AVX512) || defined(TS_AVX2)
+  const __m128 left = _mm_hadd_ps((__m128)quarter[0], (__m128)quarter[1]);
+  const __m128 right = _mm_hadd_ps((__m128)quarter[2], (__m128)quarter[3]);
+  _mm_storeu_ps(to, _mm_hadd_ps(left, right));
+#else
+  for (int i = 0; i < 4; i++)
+    to[i] = (quarter[i][0] + quarter[i][1]) + (quarter[i][2] + quarter[i][3]);
+#endif
+}
 inline float sum(F value) {
-  float lane[LANES];
-  store(lane, value);
-  for (int width = LANES / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; i++) lane[i] += lane[i + width];
-  return lane[0];
+  float to[4];
+  sum_four(value, F{}, F{}, F{}, to);
+  return to[0];
 }
 inline float largest(F value) {
   float found = value[0];

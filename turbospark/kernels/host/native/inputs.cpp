@@ -1,0 +1,212 @@
+#include "inputs.h"
+
+#include "transpose.h"
+
+namespace ts {
+namespace {
+
+#if defined(TS_AVX512)
+constexpr bool EIGHT_BIT_DOTS = true;
+#else
+constexpr bool EIGHT_BIT_DOTS = false;
+#endif
+
+constexpr float LARGEST_PAIR = 127 * 128, LARGEST_INT8 = 127;
+
+// The largest magnitude; NaN if there is one, as its bits are above those of infinity.
+float largest_magnitude(const float* x, int64_t count) {
+  I found = I{};
+  for (int64_t k = 0; k < count; k += LANES) {
+    const I bits = (I)absolute(load(x + k));
+    const I above = bits > found;
+    found = (above & bits) | (~above & found);
+  }
+  int32_t most = 0;
+  for (int i = 0; i < LANES; i++) most = found[i] > most ? found[i] : most;
+  float value;
+  memcpy(&value, &most, 4);
+  return value;
+}
+
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
+
+template <class Narrow, class T>
+void store_narrow(T* to, I value) {
+  const Narrow narrow = __builtin_convertvector(value, Narrow);
+  memcpy(to, &narrow, sizeof narrow);
+}
+
+int32_t sum_lanes(const int32_t* from, int count) {
+  int32_t total = 0;
+  for (int i = 0; i < count; i++) total += from[i];
+  return total;
+}
+
+}  // namespace
+
+Inputs::Inputs(Carver& carver, const InputShape& shape, int thread, int threads)
+    : shape_(shape), step_(padded(shape.columns)), packed_{}, tiles_{} {
+  const bool own_rows = shape.prefill || shape.rows == 1;
+  const int64_t each = shape.prefill ? LANES : 1;
+  const int64_t rows = own_rows ? each * threads : shape.rows;
+  own_ = own_rows ? each * thread : 0;
+  packed_.columns = tiles_.columns = shape.columns;
+  tiles_.rows = shape.rows;
+  tiles_.count = shape.prefill ? (shape.rows + LANES - 1) / LANES : 0;
+  const int64_t tile_rows = tiles_.count * LANES;
+
+  Row& row = packed_.first;
+  if (shape.forms & FLOATS) {
+    row.values = carver.take<float>(rows * step_);
+    tiles_.values = carver.take<float>(tile_rows * step_);
+  }
+  if (integers()) {
+    if (EIGHT_BIT_DOTS) {
+      row.high = carver.take<int8_t>(rows * step_);
+      tiles_.high = carver.take<int8_t>(tile_rows * step_);
+      if (shape.mode == PAIR) {
+        row.low = carver.take<int8_t>(rows * step_);
+        tiles_.low = carver.take<int8_t>(tile_rows * step_);
+      }
+      if (!shape.prefill) {
+        row.scales = carver.take<float>(rows * step_ / 4);
+        row.quads = carver.take<int32_t>(rows * step_ / 4);
+      }
+    } else {
+      row.whole = carver.take<int16_t>(rows * step_);
+      tiles_.whole = carver.take<int16_t>(tile_rows * step_);
+      if (!shape.prefill) row.scales = carver.take<float>(rows * step_ / SCALE_SPAN);
+    }
+    tiles_.scales = carver.take<float>(tile_rows * step_ / SCALE_SPAN);
+    tiles_.sums = carver.take<int32_t>(tile_rows * step_ / 16);
+  }
+  for (int size = 16; size <= 128; size *= 2)
+    packed_.sums_step += Row::sums_length(shape.columns, size);
+  if (!shape.prefill) row.sums = carver.take<float>(rows * packed_.sums_step);
+  span_scales_ = carver.take<float>(rows * step_ / SCALE_SPAN);
+  span_sums_ = carver.take<int32_t>(rows * step_ / 16);
+  normed_ = carver.take<float>(threads * step_) + thread * step_;
+  product_scratch_ = carver.take<char>(threads * shape.product_scratch);
+  product_scratch_ += thread * shape.product_scratch;
+}
+
+void Inputs::pack(Region& region, const float* x, const Norm* norm) {
+  const int64_t K = shape_.columns;
+  if (shape_.prefill) {
+    for (int64_t t = region.begin(tiles_.count); t < region.end(tiles_.count); t++)
+      pack_tile(x, norm, t);
+    region.barrier();
+  } else if (shape_.rows == 1) {
+    pack_row(x, norm, own_);
+  } else {
+    for (int64_t m = region.begin(shape_.rows); m < region.end(shape_.rows); m++)
+      pack_row(x + m * K, norm, m);
+    region.barrier();
+  }
+}
+
+void Inputs::multiply(const Matrix& w, int64_t first, int64_t last, float* y,
+                      int64_t stride) const {
+  if (first >= last) return;
+  if (shape_.prefill) {
+    w.product->prefill(w, tiles_, first, last, y, stride, product_scratch_);
+  } else {
+    const Rows rows{shape_.rows, shape_.columns, packed_[own_], packed_.sums_step};
+    w.product->decode(w, rows, first, last, y, stride);
+  }
+}
+
+// Fills packed row `at` from one row of x.
+void Inputs::pack_row(const float* x, const Norm* norm, int64_t at) {
+  const int64_t K = shape_.columns;
+  const Row row = packed_[at];
+  float* values = row.values ? row.values : normed_;
+  if (norm)
+    norm_row(*norm, x, K, values);
+  else
+    memcpy(values, x, K * sizeof(float));
+  memset(values + K, 0, (step_ - K) * sizeof(float));
+  if (integers()) quantize(values, at);
+  if (!shape_.prefill) finish_row(at);
+}
+
+void Inputs::quantize(const float* x, int64_t at) {
+  const Row row = packed_[at];
+  const bool pair = shape_.mode == PAIR;
+  const float most = pair ? LARGEST_PAIR : LARGEST_INT8;
+  const F magic = splat(12582912.0f);  // rounds to a whole number in the low bits
+  float* scales = span_scales_ + at * (step_ / SCALE_SPAN);
+  int32_t* sums = span_sums_ + at * (step_ / 16);
+  for (int64_t k = 0; k < step_; k += SCALE_SPAN) {
+    const float magnitude = largest_magnitude(x + k, SCALE_SPAN);
+    const F inverse = splat(magnitude > 0 ? most / magnitude : 0.0f);
+    scales[k / SCALE_SPAN] = magnitude / most;
+    int32_t whole[SCALE_SPAN];
+    for (int64_t j = 0; j < SCALE_SPAN; j += LANES) {
+      const I q = (I)fma(load(x + k + j), inverse, magic) - (I)magic;
+      memcpy(whole + j, &q, sizeof q);
+      if (!EIGHT_BIT_DOTS) {
+        store_narrow<Shorts>(row.whole + k + j, q);
+      } else if (pair) {
+        const I high = (q + 64) >> 7;
+        store_narrow<Bytes>(row.high + k + j, high);
+        store_narrow<Bytes>(row.low + k + j, q - (high << 7));
+      } else {
+        store_narrow<Bytes>(row.high + k + j, q);
+      }
+    }
+    sums[k / 16] = sum_lanes(whole, 16);
+    sums[k / 16 + 1] = sum_lanes(whole + 16, 16);
+    if (row.quads)
+      for (int64_t j = 0; j < SCALE_SPAN; j += 4) row.quads[(k + j) / 4] = sum_lanes(whole + j, 4);
+  }
+}
+
+// What decode's products read beyond the packed values: scales a lane, sums of groups.
+void Inputs::finish_row(int64_t at) {
+  const Row row = packed_[at];
+  const float* scales = span_scales_ + at * (step_ / SCALE_SPAN);
+  const int32_t* sums = span_sums_ + at * (step_ / 16);
+  if (integers() && EIGHT_BIT_DOTS)
+    for (int64_t k = 0; k < step_; k += 4) row.scales[k / 4] = scales[k / SCALE_SPAN];
+  else if (integers())
+    memcpy(row.scales, scales, step_ / SCALE_SPAN * sizeof(float));
+  float* to = row.sums;
+  for (int64_t g = 0; g < shape_.columns / 16; g++) {
+    if (integers()) {
+      to[g] = scales[g * 16 / SCALE_SPAN] * (float)sums[g];
+    } else {
+      F total = F{};
+      for (int j = 0; j < 16; j += LANES) total = total + load(row.values + g * 16 + j);
+      to[g] = sum(total);
+    }
+  }
+  for (int size = 32; size <= 128; size *= 2) {
+    float* next = to + Row::sums_length(shape_.columns, size / 2);
+    for (int64_t g = 0; g < shape_.columns / size; g++) next[g] = to[2 * g] + to[2 * g + 1];
+    to = next;
+  }
+}
+
+void Inputs::pack_tile(const float* x, const Norm* norm, int64_t tile) {
+  const int64_t K = shape_.columns, first = tile * LANES;
+  for (int64_t i = 0; i < LANES; i++) {
+    // Rows beyond the last repeat it: their products are computed and thrown away.
+    const int64_t m = smaller_of(first + i, shape_.rows - 1);
+    pack_row(x + m * K, norm, own_ + i);
+  }
+  const Row row = packed_[own_];
+  const auto turn = [&](const void* from, void* to, int64_t words) {
+    if (from) transpose_words(from, words, static_cast<float*>(to) + tile * words * LANES, words);
+  };
+  turn(row.values, tiles_.values, step_);
+  turn(row.high, tiles_.high, step_ / 4);
+  turn(row.low, tiles_.low, step_ / 4);
+  turn(row.whole, tiles_.whole, step_ / 2);
+  if (!integers()) return;
+  turn(span_scales_ + own_ * (step_ / SCALE_SPAN), tiles_.scales, step_ / SCALE_SPAN);
+  turn(span_sums_ + own_ * (step_ / 16), tiles_.sums, step_ / 16);
+}
+
+}  // namespace ts

@@ -1,0 +1,51 @@
+// Activation rows packed for the products of one call.
+#pragma once
+#include "matmul.h"
+#include "norm.h"
+#include "pool.h"
+
+namespace ts {
+
+enum Mode : int32_t { EXACT = 0, PAIR = 1, INT8 = 2 };
+
+// What a call will do with its rows.
+struct InputShape {
+  int64_t rows, columns;
+  int32_t forms;           // Form bits that its matrices need
+  int32_t mode;            // Mode of the integer form
+  bool prefill;
+  int64_t product_scratch;  // bytes a thread's products need
+};
+
+// Carved by every thread of a region alike (see Carver); one thread's view of the packed rows.
+class Inputs {
+ public:
+  Inputs(Carver& carver, const InputShape& shape, int thread, int threads);
+
+  // Norms (if any) and packs rows [rows, columns]. Every thread of the region calls it; all may
+  // multiply when it returns.
+  void pack(Region& region, const float* x, const Norm* norm);
+
+  // y[m * stride + n] for every row m and the weight rows n in [first, last).
+  void multiply(const Matrix& w, int64_t first, int64_t last, float* y, int64_t stride) const;
+
+ private:
+  void pack_row(const float* x, const Norm* norm, int64_t at);
+  void pack_tile(const float* x, const Norm* norm, int64_t tile);
+  void quantize(const float* x, int64_t at);
+  void finish_row(int64_t at);
+
+  bool integers() const { return shape_.forms & INTEGERS; }
+
+  InputShape shape_;
+  int64_t step_;           // padded columns
+  int64_t own_;            // first of this thread's rows in packed_
+  Rows packed_;            // decode: all rows; prefill: LANES rows a thread, then turned
+  Tiles tiles_;
+  float* normed_;          // [padded], this thread's
+  float* span_scales_;     // [packed rows][padded / 32]
+  int32_t* span_sums_;     // [packed rows][padded / 16]
+  char* product_scratch_;  // this thread's
+};
+
+}  // namespace ts

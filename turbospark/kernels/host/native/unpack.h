@@ -1,0 +1,87 @@
+// Unpacking codes of any width: 64 codes are 8 * BITS bytes, low bits first.
+#pragma once
+#include "matmul.h"
+
+namespace ts {
+
+// Bytes of the last chunk of a row, so that nothing beyond the row is read.
+template <int BITS>
+int64_t chunk_bytes(int64_t columns, int64_t chunk) {
+  return smaller_of(8 * BITS, columns * BITS / 8 - chunk * 8 * BITS);
+}
+
+#if defined(TS_AVX512)
+
+// Every 8 codes lie in BITS bytes: bring these to the low end of a 64-bit lane, then shift each
+// code into a byte of its own.
+template <int BITS>
+struct Unpacker {
+  __m512i order, shifts, mask;
+
+  Unpacker() {
+    alignas(64) uint8_t from[64], shift[64];
+    for (int j = 0; j < 64; j++) {
+      from[j] = j / 8 * BITS + (j % 8 < BITS ? j % 8 : 0);
+      shift[j] = j % 8 * BITS;
+    }
+    order = _mm512_load_si512(from);
+    shifts = _mm512_load_si512(shift);
+    mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
+  }
+
+  static __mmask64 bytes_mask(int64_t bytes) { return ~0ull >> (64 - bytes); }
+
+  __m512i operator()(const uint8_t* from, __mmask64 bytes) const {
+    const __m512i packed = _mm512_maskz_loadu_epi8(bytes, from);
+    if (BITS == 8) return packed;
+    const __m512i placed = _mm512_permutexvar_epi8(order, packed);
+    return _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, placed), mask);
+  }
+};
+
+template <int BITS>
+inline void unpack_chunk(const uint8_t* from, int64_t bytes, uint8_t* to) {
+  const Unpacker<BITS> unpack;
+  _mm512_storeu_si512(to, unpack(from, Unpacker<BITS>::bytes_mask(bytes)));
+}
+
+#else
+
+template <int BITS>
+inline uint64_t spread(uint64_t packed) {
+#if defined(TS_AVX2)
+  return _pdep_u64(packed, 0x0101010101010101ull * ((1 << BITS) - 1));
+#else
+  uint64_t bytes = 0;
+  for (int i = 0; i < 8; i++)
+    bytes |= ((packed >> (BITS * i)) & ((1ull << BITS) - 1)) << (8 * i);
+  return bytes;
+#endif
+}
+
+template <int BITS>
+inline void unpack_chunk(const uint8_t* from, int64_t bytes, uint8_t* to) {
+  for (int j = 0; j < 8; j++) {
+    uint64_t packed = 0;
+    if (j * BITS < bytes) memcpy(&packed, from + j * BITS, BITS);
+    const uint64_t codes = spread<BITS>(packed);
+    memcpy(to + 8 * j, &codes, 8);
+  }
+}
+
+#endif
+
+inline F bytes_to_floats(const uint8_t* from) {
+#if defined(TS_AVX512)
+  return (F)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(TS_AVX2)
+  return (F)_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+  typedef uint8_t B __attribute__((vector_size(LANES)));
+  B bytes;
+  memcpy(&bytes, from, sizeof bytes);
+  return __builtin_convertvector(bytes, F);
+#endif
+}
+
+}  // namespace ts

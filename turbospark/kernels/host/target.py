@@ -1,0 +1,97 @@
+"""The host target: C++ kernels on all cores of a CPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
+from turbospark.kernels.host.library import Host, open_host
+from turbospark.kernels.host.products import Products, is_supported
+from turbospark.kernels.target import (
+    AddProjected,
+    Attend,
+    Embed,
+    HeadGeometry,
+    Project,
+    Rotate,
+    Transform,
+)
+from turbospark.kernels.weights import Activation, Norm, Weight
+from turbospark.settings import KernelPolicy
+
+
+class HostKernels:
+    """Kernel bodies in C++, compiled for this CPU.
+
+    Raises:
+        KernelError: they cannot be compiled or loaded here.
+    """
+
+    name = "host"
+
+    def __init__(self, policy: KernelPolicy) -> None:
+        self._host: Host = open_host(policy)
+        self._products = Products(self._host)
+
+    def describe(self) -> str:
+        host = self._host
+        return f"host: {host.isa}, {host.threads} threads, activations {host.activations}"
+
+    def embedding(self, weight: Weight, scale: float) -> Embed | None:
+        if not is_supported(weight):
+            return None
+        return EmbeddingRows(self._host, self._products, weight, scale)
+
+    def normed_projections(
+        self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]
+    ) -> Project | None:
+        if not all(map(is_supported, weights)):
+            return None
+        return Projections(self._host, self._products, norm, weights, biases)
+
+    def head_norm_rope(
+        self,
+        heads: HeadGeometry,
+        q_norm: Norm | None,
+        k_norm: Norm | None,
+        v_norm: Norm | None,
+        rope: Any,
+    ) -> Rotate | None:
+        return None
+
+    def attend(
+        self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
+    ) -> Attend | None:
+        return None
+
+    def projected_residual(
+        self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
+    ) -> AddProjected | None:
+        if not is_supported(weight):
+            return None
+        return ResidualAdd(self._host, self._products, weight, bias, post_norm)
+
+    def gated_mlp(
+        self,
+        norm: Norm | None,
+        gate: Weight,
+        up: Weight,
+        down: Weight,
+        biases: Sequence[mx.array | None],
+        activation: Activation,
+        post_norm: Norm | None,
+        residual: bool,
+    ) -> Transform | None:
+        weights = [gate, up, down]
+        if not all(map(is_supported, weights)):
+            return None
+        norms = (norm, post_norm)
+        return Gated(self._host, self._products, norms, weights, biases, activation, residual)
+
+    def output_head(
+        self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
+    ) -> Transform | None:
+        if not is_supported(weight):
+            return None
+        return Head(self._host, self._products, norm, weight, bias, softcap)
