@@ -84,7 +84,7 @@ def gguf_weights(
     config: dict[str, Any],
     *,
     dequantize: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
+    count: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Weight]:
     """Read every tensor under its parameter name.
 
@@ -93,7 +93,7 @@ def gguf_weights(
         mapping: names, row order and norm offset of its architecture.
         config: as `gguf_config` gave it; the numbers of heads are read from it.
         dequantize: allow types without a lossless layout to become float32.
-        progress: called with the bytes of each tensor once it is read.
+        count: called with the bytes of each tensor once it is read.
 
     Raises:
         UnsupportedError: a tensor or its type is not implemented; before anything is read.
@@ -106,7 +106,7 @@ def gguf_weights(
         weights[parameter] = _restored(
             file.read(name, dequantize), parameter, mapping, config, f"{file.path}: {name!r}"
         )
-        progress(file.tensors[name].nbytes)
+        count(file.tensors[name].nbytes)
     return weights
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading import config as configs
 from turbospark.loading import hub
-from turbospark.loading.build import build_model, gguf_family, sanitized
 from turbospark.loading.checkpoint import read_checkpoint
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
@@ -24,9 +23,9 @@ from turbospark.loading.gguf_header import GGUFTensor
 from turbospark.loading.gguf_types import DENSE, require_readable
 from turbospark.loading.gguf_weights import gguf_config, parameter_names
 from turbospark.loading.install import Handling, check_fit, handled, parameter_slots
+from turbospark.loading.opened import build_model, folder_family, gguf_family, sanitized
 from turbospark.loading.source import Source
 from turbospark.protocols import CausalModel
-from turbospark.registry import resolve_family
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +95,8 @@ def hub_outline(repo: str, revision: str | None) -> Outline:
 
 def _outline(name: str, path: Path, arrays: Mapping[str, mx.array], file_bytes: int) -> Outline:
     raw = configs.read_config(path.parent)
-    with configs.naming(path):
-        family = resolve_family(raw["model_type"])
     config = configs.normalise(raw, path)
-    model = build_model(family, config, path)
+    model = build_model(folder_family(raw, path), config, path)
     weights = sanitized(model, arrays, configs.quantization(config, path), path)
     return Outline(name, model, config, weights, file_bytes, len(arrays))
 

@@ -1,7 +1,10 @@
 """The tokenizer that the rest of turbospark and its users see, whatever file it came from."""
 
+import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from turbospark.errors import OptionError, PromptError
@@ -194,6 +197,27 @@ class Tokenizer:
             values=template_values,
         )
         return self.encode(text, add_special_tokens=False) if tokenize else text
+
+    def save(self, folder: Path) -> None:
+        """Write the files from which `load_tokenizer` builds the same tokenizer.
+
+        Raises:
+            TokenizerError: the vocabulary cannot be written as a file of its kind.
+        """
+        added = self._vocabulary.save(folder)
+        settings: dict[str, Any] = dict(self._special.named)
+        settings["add_bos_token"] = bool(self._special.before)
+        settings["add_eos_token"] = bool(self._special.after)
+        if self.chat_template is not None:
+            settings["chat_template"] = self.chat_template
+        if added:
+            settings["added_tokens_decoder"] = {
+                str(token): {name: value for name, value in asdict(item).items() if name != "id"}
+                for token, item in sorted(added.items())
+            }
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
 
 
 def _checked_text(text: Any) -> str:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from turbospark.errors import TokenizerError
@@ -93,6 +94,20 @@ class SentencePieceVocabulary:
         if self._processor.IsByte(token) and (byte := _BYTE_PIECE.fullmatch(text)):
             return bytes((int(byte[1], 16),))
         return text.replace(SPACE, " ").encode()
+
+    def save(self, folder: Path) -> Mapping[int, AddedToken]:
+        """Write tokenizer.model; return the tokens on top of it.
+
+        Raises:
+            TokenizerError: tokens without a text of their own stand in it.
+        """
+        if self._spellings:
+            raise TokenizerError(
+                f"{self.source}: {len(self._spellings)} tokens have an empty or repeated text, "
+                "which tokenizer.model cannot hold"
+            )
+        (folder / "tokenizer.model").write_bytes(self._processor.serialized_model_proto())
+        return self._added
 
 
 def load_processor(model: bytes, source: str) -> Any:

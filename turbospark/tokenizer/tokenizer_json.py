@@ -107,6 +107,20 @@ class TokenizersVocabulary:
             return self._decoding.added_bytes(self._added[token])
         return self._decoding.token_bytes(self.token_text(token))
 
+    def save(self, folder: Path) -> Mapping[int, AddedToken]:
+        """Write tokenizer.json, which holds every added token itself.
+
+        Raises:
+            TokenizerError: tokens without a text of their own stand in it.
+        """
+        if self._spellings:
+            raise TokenizerError(
+                f"{self.source}: {len(self._spellings)} tokens have an empty or repeated text, "
+                "which tokenizer.json cannot hold"
+            )
+        self._tokenizer.save(str(folder / "tokenizer.json"))
+        return {}
+
 
 def load_tokenizer_json(path: Path) -> Any:
     """Read tokenizer.json into a `tokenizers.Tokenizer`.

@@ -1,6 +1,8 @@
 """What every back end of the tokenizer answers, and the values that describe special tokens."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 NO_STRIP = 0
@@ -45,6 +47,10 @@ class Vocabulary(Protocol):
 
     def token_bytes(self, token: int) -> bytes:
         """What the token adds to a decoded text; whole characters only by their sum."""
+        ...
+
+    def save(self, folder: Path) -> "Mapping[int, AddedToken]":
+        """Write the vocabulary's own file; return the added tokens that it does not hold."""
         ...
 
 
