@@ -12,7 +12,7 @@ import pytest
 from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-ROUNDING = {mx.float32: 1e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
+ROUNDING = {mx.float32: 2e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
 
 EMULATION = GpuTarget(
     "emulation", "metal.h", functools.partial(metal_emu.metal_kernel, strict=True)
@@ -52,16 +52,14 @@ def resolve(name: str) -> GpuTarget | None:
     return POISONED[name]
 
 
-def mutated(old: str, new: str = "") -> GpuTarget:
-    """The emulation of bodies in which `old` became `new`; outputs hold NaN at first."""
+def mutated(kernel: str, old: str, new: str = "") -> GpuTarget:
+    """The emulation of bodies, with `old` made `new` in the one of that name."""
     metal_emu.require_emulator()
 
     def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
-        if old in names["source"]:
+        if names["name"] == kernel:
+            assert old in names["source"], f"{kernel} has no {old!r} to mutate"
             names["source"] = names["source"].replace(old, new)
-        else:
-            names["header"] = names["header"].replace(old, new)
-            assert new in names["header"]
         return metal_emu.metal_kernel(**names, strict=True)
 
     return GpuTarget("mutant", "metal.h", build)

@@ -89,10 +89,10 @@ def test_a_row_does_not_depend_on_its_neighbours(target: str) -> None:
 def test_a_planted_mutation_is_caught(old: str, new: str, what: str | None) -> None:
     case = CASES[2]
     if what is None:
-        assert error(case, mutated(old, new)) > SLACK * ROUNDING[case.dtype]
+        assert error(case, mutated("rms_norm", old, new)) > SLACK * ROUNDING[case.dtype]
     else:
         with pytest.raises(MetalRunError, match=what):
-            error(case, mutated(old, new))
+            error(case, mutated("rms_norm", old, new))
 
 
 def test_rows_that_have_no_norm_are_refused() -> None:
