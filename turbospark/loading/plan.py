@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.kernels.select import on_cpu
+from turbospark.loading.arrays import on_cpu
 from turbospark.loading.install import Handling
 from turbospark.loading.outline import Outline, hub_outline, outline
 from turbospark.loading.quantize import parse_quantize
