@@ -66,8 +66,8 @@ class TokenizerFiles:
         """Texts of special tokens without a name."""
         found: set[str] = set()
         for key in ("additional_special_tokens", "extra_special_tokens"):
-            value: Any = self.settings.get(key) or []
-            listed = list(value.values()) if is_object(value) else value
+            value: Any = self.settings.get(key)
+            listed = list(value.values()) if is_object(value) else [] if value is None else value
             if not is_list(listed):
                 raise self.fail(f"{key} is {type(value).__name__}, not a list")
             found.update(_token_text(item, key, self.settings_path) for item in listed)
@@ -82,10 +82,10 @@ class TokenizerFiles:
             found[_token_id(token, content, path)] = AddedToken(
                 content=content, id=token, special=content in special
             )
-        entries: Any = self.settings.get("added_tokens_decoder") or {}
-        if not is_object(entries):
+        entries: Any = self.settings.get("added_tokens_decoder")
+        if entries is not None and not is_object(entries):
             raise self.fail("added_tokens_decoder is not an object")
-        for key, entry in entries.items():
+        for key, entry in (entries or {}).items():
             token = _added_token(key, entry, self.settings_path)
             found[token.id] = token
         return [found[token] for token in sorted(found)]

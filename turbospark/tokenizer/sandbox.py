@@ -1,5 +1,6 @@
 """The jinja2 environment that chat templates run in. Imported when a template is first used."""
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import cache
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from turbospark.tokenizer.template import MAX_OUTPUT, to_json
 
-_MAX_POWER = 1 << 64
+MAX_RANGE = 1_000_000
 
 
 class _GenerationBlock(Extension):
@@ -48,6 +49,21 @@ def _power_size(base: Any, exponent: Any) -> int:
     if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
         return base.bit_length() * exponent
     return 0
+
+
+def bounded_range() -> Callable[..., range]:
+    """A `range` for one rendering, whose results are MAX_RANGE long together at most."""
+    left = MAX_RANGE
+
+    def take(*arguments: int) -> range:
+        nonlocal left
+        taken = range(*arguments)
+        left -= len(taken)
+        if left < 0:
+            raise SecurityError(f"its ranges hold more than {MAX_RANGE} numbers")
+        return taken
+
+    return take
 
 
 def _raise_exception(message: str) -> NoReturn:

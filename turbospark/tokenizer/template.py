@@ -7,7 +7,7 @@ and other scripts alone.
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from turbospark.errors import TemplateError
@@ -46,7 +46,6 @@ class Template:
         self._origin = origin
         self._source = source
         self._sandbox = sandbox()
-        self._takes: dict[str, bool] = {}
         try:
             self._template = self._sandbox.from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -70,10 +69,11 @@ class Template:
             TemplateError: the template refuses or fails; quotes its message.
         """
         self._refuse_unread(extra | ({"tools"} if conversation.tools else set[str]()))
-        messages = fitted_messages(conversation.messages, self._takes_form)
-        text = self._run(
-            {"messages": messages, "tools": conversation.tools, "documents": None, **values}
+        given = {"tools": conversation.tools, "documents": None, **values}
+        messages = fitted_messages(
+            conversation.messages, cache(lambda form: self._takes_form(form, given))
         )
+        text = self._run({**given, "messages": messages})
         return self._left_open(text, messages) if conversation.is_open else text
 
     @cached_property
@@ -90,22 +90,22 @@ class Template:
                 f"out (it reads {', '.join(sorted(self._reads)) or 'nothing'})"
             )
 
-    def _takes_form(self, form: str) -> bool:
+    def _takes_form(self, form: str, values: Mapping[str, Any]) -> bool:
         """Whether a user message with content of this form comes out as its text alone."""
-        if form not in self._takes:
-            content = _NEEDLE if form == "text" else [{"type": "text", "text": _NEEDLE}]
-            probe = {"messages": [{"role": "user", "content": content}]}
-            try:
-                text = self._run({**probe, "add_generation_prompt": False})
-            except TemplateError:
-                text = ""
-            is_spelled_out = f"'{_NEEDLE}'" in text or f'"{_NEEDLE}"' in text
-            self._takes[form] = _NEEDLE in text and not is_spelled_out
-        return self._takes[form]
+        content = _NEEDLE if form == "text" else [{"type": "text", "text": _NEEDLE}]
+        try:
+            text = self._run({**values, "messages": [{"role": "user", "content": content}]})
+        except TemplateError:
+            return False
+        is_spelled_out = f"'{_NEEDLE}'" in text or f'"{_NEEDLE}"' in text
+        return _NEEDLE in text and not is_spelled_out
 
     def _run(self, values: Mapping[str, Any]) -> str:
         import jinja2
 
+        from turbospark.tokenizer.sandbox import bounded_range
+
+        values = {**values, "range": bounded_range()}
         try:
             return "".join(_bounded(self._template.generate(**values), self._origin))
         except TemplateError:
