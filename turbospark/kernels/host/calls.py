@@ -1,6 +1,7 @@
 """The bound units of the host target: one call from Python to C++ each."""
 
 import ctypes
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +105,7 @@ class Projections(_Call):
         edges = [0]
         for rows in matrices.rows:
             edges.append(edges[-1] + rows)
-        self._parts = list(zip(edges, edges[1:], strict=False))
+        self._parts = list(itertools.pairwise(edges))
         self._outputs = edges[-1]
 
     def __call__(self, x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
