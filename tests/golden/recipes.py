@@ -69,38 +69,62 @@ def _untied(config: dict[str, Any]) -> None:
     del config["tie_word_embeddings"]
 
 
-_GEMMA3 = dict(
-    vocab_size=320, hidden_size=128, intermediate_size=192, num_hidden_layers=7,
-    num_attention_heads=4, head_dim=64, sliding_window=WINDOW, max_position_embeddings=512,
-    rms_norm_eps=1e-6, tie_word_embeddings=True,
-)  # fmt: skip
-_GEMMA4 = dict(
-    vocab_size=320, hidden_size=128, intermediate_size=192, num_hidden_layers=6,
-    num_attention_heads=4, num_key_value_heads=2, head_dim=32, global_head_dim=64,
-    sliding_window=WINDOW, final_logit_softcapping=30.0, max_position_embeddings=512,
-    rms_norm_eps=1e-6, tie_word_embeddings=True,
-    layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2,
-    rope_parameters={
+_GEMMA3 = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "head_dim": 64,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+_GEMMA4 = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": WINDOW,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
         "full_attention": {
-            "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6,
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
         },
     },
-)  # fmt: skip
+}
 _GEMMA4_DENSE = dict(
     _GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0
 )
-_LLAMA = dict(
-    vocab_size=320, hidden_size=192, intermediate_size=256, num_hidden_layers=3,
-    num_attention_heads=6, num_key_value_heads=2, head_dim=64, max_position_embeddings=512,
-)  # fmt: skip
+_LLAMA = {
+    "vocab_size": 320,
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+}
 # Without head_dim the heads divide the hidden size.
 _SPLIT = dict(_LLAMA, num_attention_heads=3, num_key_value_heads=1)
 del _SPLIT["head_dim"]
 
-_GEMMA3_DRAW = dict(centred_norms=True, embedding_spread=0.09)
-_GEMMA4_DRAW = dict(embedding_spread=0.09)
-_TIED_DRAW = dict(embedding_spread=0.25)
+_GEMMA3_DRAW = {"centred_norms": True, "embedding_spread": 0.09}
+_GEMMA4_DRAW = {"embedding_spread": 0.09}
+_TIED_DRAW = {"embedding_spread": 0.25}
 
 
 def _gemma3(full: dict[str, Any], **arguments: Any) -> Recipe:
@@ -126,76 +150,147 @@ RECIPES: dict[str, Recipe] = {
     "gemma3_text": _gemma3({}, num_key_value_heads=1, query_pre_attn_scalar=64),
     "gemma3_text_linear": _gemma3(
         {"rope_type": "linear", "factor": 8.0},
-        num_key_value_heads=2, query_pre_attn_scalar=48, attention_bias=True,
+        num_key_value_heads=2,
+        query_pre_attn_scalar=48,
+        attention_bias=True,
     ),
     "gemma4_dense": _gemma4(_GEMMA4_DENSE),
     "gemma4_moe": _gemma4(
-        dict(_GEMMA4_DENSE, enable_moe_block=True, num_experts=8, top_k_experts=3,
-             moe_intermediate_size=64)
+        dict(
+            _GEMMA4_DENSE,
+            enable_moe_block=True,
+            num_experts=8,
+            top_k_experts=3,
+            moe_intermediate_size=64,
+        )
     ),
     "gemma4_ple": _gemma4(
-        dict(_GEMMA4, hidden_size_per_layer_input=64, vocab_size_per_layer_input=320,
-             num_kv_shared_layers=3, use_double_wide_mlp=True)
+        dict(
+            _GEMMA4,
+            hidden_size_per_layer_input=64,
+            vocab_size_per_layer_input=320,
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+        )
     ),
     "gemma4_wrapper": Recipe(
-        "Gemma4Config", "Gemma4ForConditionalGeneration",
-        dict(text_config=dict(_GEMMA4_DENSE), vision_config=None, audio_config=None),
-        _older_gemma4, _GEMMA4_DRAW,
+        "Gemma4Config",
+        "Gemma4ForConditionalGeneration",
+        {"text_config": dict(_GEMMA4_DENSE), "vision_config": None, "audio_config": None},
+        _older_gemma4,
+        _GEMMA4_DRAW,
     ),
     "llama2": Recipe(
-        "LlamaConfig", "LlamaForCausalLM",
-        dict(_SPLIT, num_attention_heads=6, num_key_value_heads=6, rms_norm_eps=1e-5,
-             tie_word_embeddings=False, rope_parameters=_rope(10_000.0)),
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        dict(
+            _SPLIT,
+            num_attention_heads=6,
+            num_key_value_heads=6,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            rope_parameters=_rope(10_000.0),
+        ),
         flat_rope(),
     ),
     "llama3": Recipe(
-        "LlamaConfig", "LlamaForCausalLM",
-        dict(_LLAMA, rms_norm_eps=1e-5, tie_word_embeddings=True, attention_bias=True,
-             mlp_bias=True, max_position_embeddings=131072,
-             rope_parameters=_rope(500_000.0, "llama3", factor=8.0, low_freq_factor=1.0,
-                                   high_freq_factor=4.0,
-                                   original_max_position_embeddings=8192)),
-        flat_rope(), _TIED_DRAW,
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            attention_bias=True,
+            mlp_bias=True,
+            max_position_embeddings=131072,
+            rope_parameters=_rope(
+                500_000.0,
+                "llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=8192,
+            ),
+        ),
+        flat_rope(),
+        _TIED_DRAW,
     ),
     "llama_untied": Recipe(
-        "LlamaConfig", "LlamaForCausalLM",
-        dict(_LLAMA, rms_norm_eps=1e-5, tie_word_embeddings=False,
-             rope_parameters=_rope(10_000.0, "linear", factor=2.0)),
+        "LlamaConfig",
+        "LlamaForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            rope_parameters=_rope(10_000.0, "linear", factor=2.0),
+        ),
         _untied,
     ),
     "mistral": Recipe(
-        "MistralConfig", "MistralForCausalLM",
-        dict(_LLAMA, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=None,
-             rope_parameters=_rope(1e6)),
+        "MistralConfig",
+        "MistralForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            sliding_window=None,
+            rope_parameters=_rope(1e6),
+        ),
         flat_rope(),
     ),
     "mistral_swa": Recipe(
-        "MistralConfig", "MistralForCausalLM",
-        dict(_LLAMA, rms_norm_eps=1e-5, tie_word_embeddings=False, sliding_window=WINDOW,
-             rope_parameters=_rope(10_000.0)),
+        "MistralConfig",
+        "MistralForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            sliding_window=WINDOW,
+            rope_parameters=_rope(10_000.0),
+        ),
         flat_rope(),
     ),
     "qwen2": Recipe(
-        "Qwen2Config", "Qwen2ForCausalLM",
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
         dict(_SPLIT, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_parameters=_rope(1e6)),
-        flat_rope(), _TIED_DRAW,
+        flat_rope(),
+        _TIED_DRAW,
     ),
     "qwen2_yarn_swa": Recipe(
-        "Qwen2Config", "Qwen2ForCausalLM",
-        dict(_SPLIT, rms_norm_eps=1e-6, tie_word_embeddings=False, use_sliding_window=True,
-             sliding_window=WINDOW, max_window_layers=1, rope_parameters=dict(_YARN)),
+        "Qwen2Config",
+        "Qwen2ForCausalLM",
+        dict(
+            _SPLIT,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=False,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            max_window_layers=1,
+            rope_parameters=dict(_YARN),
+        ),
         flat_rope("type"),
     ),
     "qwen3": Recipe(
-        "Qwen3Config", "Qwen3ForCausalLM",
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
         dict(_LLAMA, rms_norm_eps=1e-6, tie_word_embeddings=True, rope_parameters=_rope(1e6)),
-        flat_rope(), _TIED_DRAW,
+        flat_rope(),
+        _TIED_DRAW,
     ),
     "qwen3_yarn_swa": Recipe(
-        "Qwen3Config", "Qwen3ForCausalLM",
-        dict(_LLAMA, rms_norm_eps=1e-6, tie_word_embeddings=False, attention_bias=True,
-             use_sliding_window=True, sliding_window=WINDOW, max_window_layers=2,
-             rope_parameters=dict(_YARN)),
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=False,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            max_window_layers=2,
+            rope_parameters=dict(_YARN),
+        ),
         flat_rope(),
     ),
-}  # fmt: skip
+}

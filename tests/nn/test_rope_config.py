@@ -60,9 +60,7 @@ def test_an_absent_original_length_is_the_trained_one():
     given = table({"rope_scaling": {"type": "yarn", "factor": 4.0}})[0]
     assert np.array_equal(
         given,
-        rope_frequencies(
-            "yarn", 1e4, D, factor=4.0, original_max_position_embeddings=LONGEST
-        )[0],
+        rope_frequencies("yarn", 1e4, D, factor=4.0, original_max_position_embeddings=LONGEST)[0],
     )
 
 
