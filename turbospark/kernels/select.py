@@ -12,6 +12,11 @@ from turbospark.settings import KernelPolicy
 _log = logging.getLogger("turbospark")
 
 
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU here."""
+    return mx.default_device() == mx.cpu
+
+
 def choose_kernels(policy: KernelPolicy) -> KernelSet:
     """The target that a policy asks for, or the best one here where it leaves the choice open.
 
@@ -26,13 +31,12 @@ def choose_kernels(policy: KernelPolicy) -> KernelSet:
             f"kernels={wanted!r} has no kernel bodies in this version; "
             "use 'auto', which runs MLX's own operations on a GPU"
         )
-    on_cpu = mx.default_device() == mx.cpu
-    if wanted == "host" and not on_cpu:
+    if wanted == "host" and not on_cpu():
         raise KernelError(
             "kernels='host' computes on the CPU, but MLX's default device is a GPU; "
             "call mx.set_default_device(mx.cpu) first, or use 'auto'"
         )
-    if wanted == "reference" or not on_cpu:
+    if wanted == "reference" or not on_cpu():
         _refuse_host_options(policy)
         return ReferenceKernels()
     try:
