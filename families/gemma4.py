@@ -169,18 +169,18 @@ class Gemma4Attention(nn.Module):
         self.q_proj = Linear(C, heads.num_heads * D, bias)
         self.o_proj = Linear(heads.num_heads * D, C, bias)
         self.q_norm = RMSNorm(D, eps)
-        parts, norms = [self.q_proj], {}
+        parts, k_norm, v_norm = [self.q_proj], None, None
         if not plan.shares:
             self.k_proj = Linear(C, heads.num_kv_heads * D, bias)
-            self.k_norm = norms["k_norm"] = RMSNorm(D, eps)
-            norms["v_norm"] = Norm(None, eps)
+            self.k_norm = k_norm = RMSNorm(D, eps)
+            v_norm = Norm(None, eps)
             parts.append(self.k_proj)
             if plan.kind == "sliding_attention" or not config.attention_k_eq_v:
                 self.v_proj = Linear(C, heads.num_kv_heads * D, bias)
                 parts.append(self.v_proj)
         window = config.sliding_window if plan.kind == "sliding_attention" else None
         self.project = NormedProjections(norm, parts)
-        self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, **norms)
+        self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, k_norm=k_norm, v_norm=v_norm)
         self.attend = Attend(heads, scale=1.0, window=window)
         self.output = ProjectedResidual(self.o_proj, post)
 

@@ -177,12 +177,12 @@ class LlamaAttention(nn.Module):
         self.k_proj = Linear(C, heads.num_kv_heads * D, bias)
         self.v_proj = Linear(C, heads.num_kv_heads * D, bias)
         self.o_proj = Linear(heads.num_heads * D, C, config.output_bias)
-        norms: dict[str, RMSNorm] = {}
+        q_norm, k_norm = None, None
         if config.head_norms:
-            self.q_norm = norms["q_norm"] = RMSNorm(D, config.rms_norm_eps)
-            self.k_norm = norms["k_norm"] = RMSNorm(D, config.rms_norm_eps)
+            self.q_norm = q_norm = RMSNorm(D, config.rms_norm_eps)
+            self.k_norm = k_norm = RMSNorm(D, config.rms_norm_eps)
         self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
-        self.rotate = HeadNormRope(heads, rope, **norms)
+        self.rotate = HeadNormRope(heads, rope, q_norm=q_norm, k_norm=k_norm)
         self.attend = Attend(heads, scale=D**-0.5, window=window)
         self.output = ProjectedResidual(self.o_proj)
 

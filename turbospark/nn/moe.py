@@ -1,5 +1,7 @@
 """Routed experts: a router picks a few gated MLPs for every row."""
 
+from typing import Any, cast
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -34,6 +36,11 @@ class Router(nn.Module):
         if expert_scale:
             self.per_expert_scale = mx.ones((num_experts,))
 
+    @property
+    def expert_scale(self) -> mx.array | None:
+        """Factors [E] of the experts' weights, or None."""
+        return cast("mx.array | None", cast(Any, self).get("per_expert_scale"))
+
 
 class RoutedExperts(Unit):
     """post_norm(sum of w_r * expert_r(norm(h)) over the k experts that the router ranks first).
@@ -64,8 +71,7 @@ class RoutedExperts(Unit):
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Rows h [T, C] -> [T, C], to be added to h."""
         (scores,) = self._scores(h, phase)  # [T, E]
-        scale = self._router.get("per_expert_scale")
-        ids, weights = route_reference(scores, self._top_k, scale)
+        ids, weights = route_reference(scores, self._top_k, self._router.expert_scale)
         y = rms_norm_reference(h, self._norm.value)
         out = self._mix(y, ids, weights)
         post_norm = self._post_norm

@@ -6,7 +6,7 @@ one entry a layer type. Both may stand in one file as long as they agree.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from turbospark.errors import ConfigError, UnsupportedError
 from turbospark.kernels.rope import Rope
@@ -29,11 +29,11 @@ _KEYS: Mapping[str, Mapping[str, tuple[Any, bool]]] = {
     "yarn": {
         "factor": (_Factor, True),
         "original_max_position_embeddings": (Length, False),
-        "attention_factor": (_Factor | None, False),
-        "beta_fast": (_Factor | None, False),
-        "beta_slow": (_Factor | None, False),
-        "mscale": (_Factor | None, False),
-        "mscale_all_dim": (_Factor | None, False),
+        "attention_factor": (_Factor, False),
+        "beta_fast": (_Factor, False),
+        "beta_slow": (_Factor, False),
+        "mscale": (_Factor, False),
+        "mscale_all_dim": (_Factor, False),
         "truncate": (bool, False),
     },
     "proportional": {"factor": (_Factor, False), "partial_rotary_factor": (_Share, False)},
@@ -103,7 +103,8 @@ def _object(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         raise ConfigError(f"config.json: {key}={value!r} must be an object or null")
-    return {name: item for name, item in value.items() if name not in _MEANINGLESS}
+    found = cast("Mapping[str, Any]", value)
+    return {name: item for name, item in found.items() if name not in _MEANINGLESS}
 
 
 def _one_kind(parameters: dict[str, Any]) -> dict[str, Any]:
