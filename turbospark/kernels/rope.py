@@ -201,12 +201,10 @@ def _yarn(
     *,
     factor: float,
     original_max_position_embeddings: int,
-    attention_factor: float | None = None,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
-    mscale: float | None = None,
-    mscale_all_dim: float | None = None,
     truncate: bool = True,
+    **magnitude: float | None,
 ) -> tuple[Table, float]:
     """YaRN (arXiv 2309.00071): a ramp over the pairs between kept and stretched frequencies."""
     one, powers = np.float32(1), _powers(theta, dims, dims)
@@ -219,9 +217,7 @@ def _yarn(
     ramp = np.clip((np.arange(dims // 2, dtype=np.float32) - np.float32(low)) / width, 0, 1)
     kept = one - ramp
     table = one / (np.float32(factor) * powers) * (one - kept) + one / powers * kept
-    if attention_factor is None:
-        attention_factor = _yarn_magnitude(factor, mscale, mscale_all_dim)
-    return table.astype(np.float32), float(attention_factor)
+    return table.astype(np.float32), _yarn_magnitude(factor, **magnitude)
 
 
 def _pair_of_turns(theta: float, dims: int, context: int, turns: float) -> float:
@@ -229,10 +225,17 @@ def _pair_of_turns(theta: float, dims: int, context: int, turns: float) -> float
     return dims * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-def _yarn_magnitude(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:
+def _yarn_magnitude(
+    factor: float,
+    attention_factor: float | None = None,
+    mscale: float | None = None,
+    mscale_all_dim: float | None = None,
+) -> float:
     def grown(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
+    if attention_factor is not None:
+        return float(attention_factor)
     if mscale and mscale_all_dim:
         return grown(mscale) / grown(mscale_all_dim)
     return grown(1.0)

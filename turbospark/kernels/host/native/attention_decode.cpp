@@ -15,7 +15,7 @@ namespace {
 
 constexpr int SPAN = 128;
 constexpr int KEYS = 4;  // rows of keys or values that are read side by side
-constexpr int AHEAD = 2 * KEYS;  // rows that are prefetched before their turn
+constexpr int AHEAD = 3 * KEYS;  // rows that are prefetched before their turn
 #if defined(TS_AVX512) || defined(TS_NEON)
 constexpr int QUERIES = 4;  // query rows that share a load; as many as registers allow
 #else
@@ -24,6 +24,19 @@ constexpr int QUERIES = 2;
 constexpr int64_t PARTIAL_BYTES = 32 << 20;
 constexpr int64_t PRODUCTS_WORTH_A_THREAD = 32768;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+// Into the second-level cache: the first has too few places for lines under way.
+inline void prefetch(const float* from) { __builtin_prefetch(from, 0, 2); }
+
+// Keeps a value that several operations share from being loaded again for each.
+inline F in_register(F value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+  return value;
+}
 
 // The sums of four vectors, each by the same tree.
 inline void sum_four(const F (&a)[KEYS], float* to) {
@@ -77,10 +90,14 @@ class Decode {
     const int64_t tasks = plan_.kv_heads * spans_;
     const int64_t products = (rows_.end - begin_) * plan_.q_heads * count_ * plan_.head_dim;
     const int threads = products < PRODUCTS_WORTH_A_THREAD ? 1 : plan_.threads;
+    const int64_t together = std::max<int64_t>(1, tasks / (4 * threads));
     parallel(threads, sizes.bytes(), [&](Region& region) {
       Carver carver(region.scratch);
       const Scratch scratch = carve(carver, region.thread);
-      for (int64_t task; (task = tickets.take(1)) < tasks;) attend_span(task, scratch);
+      for (int64_t task; (task = tickets.take(together)) < tasks;) {
+        const int64_t end = std::min(task + together, tasks);
+        for (; task < end; task++) attend_span(task, task + 1 < end, scratch);
+      }
       region.barrier();
       const int64_t lines = plan_.kv_heads * lines_;
       for (int64_t i = region.begin(lines); i < region.end(lines); i++) join_spans(i, scratch);
@@ -99,6 +116,16 @@ class Decode {
     return scratch;
   }
 
+  int64_t span_start(int64_t task) const { return (first_span_ + task % spans_) * SPAN; }
+
+  // The first keys of a task.
+  void next_keys(int64_t task, const float** to) const {
+    const int64_t begin = std::max(begin_, span_start(task));
+    const int64_t end = std::min(begin + AHEAD, rows_.end);
+    const float* values[AHEAD];
+    find_rows(rows_, task / spans_, plan_.head_dim, begin, end, to, values);
+  }
+
   Partial partial(const Scratch& scratch, int64_t task) const {
     float* start = scratch.partials + task * lines_ * (stride_ + 2);
     return {start + lines_ * stride_, start + lines_ * (stride_ + 1), start};
@@ -112,14 +139,19 @@ class Decode {
     return (line / group * plan_.q_heads + head * group + line % group) * plan_.head_dim;
   }
 
-  void attend_span(int64_t task, const Scratch& scratch) const {
-    const int64_t head = task / spans_, start = (first_span_ + task % spans_) * SPAN;
+  void attend_span(int64_t task, bool another_follows, const Scratch& scratch) const {
+    const int64_t head = task / spans_, start = span_start(task);
     const int begin = static_cast<int>(std::max<int64_t>(0, begin_ - start));
     const int end = static_cast<int>(std::min<int64_t>(SPAN, rows_.end - start));
-    const float *k[SPAN + AHEAD + KEYS], *v[SPAN + AHEAD + KEYS];
+    const float *k[SPAN + KEYS + AHEAD], *v[SPAN + AHEAD];
     find_rows(rows_, head, plan_.head_dim, start + begin, start + end, k + begin, v + begin);
-    for (int i = begin / KEYS * KEYS; i < begin; i++) k[i] = k[begin], v[i] = v[begin];
-    for (int i = end; i < end + AHEAD + KEYS; i++) k[i] = k[end - 1], v[i] = v[end - 1];
+    // Scores come in whole groups of keys; those outside the span are computed and not used.
+    for (int i = begin / KEYS * KEYS; i < begin; i++) k[i] = k[begin];
+    for (int i = end; i < end + KEYS; i++) k[i] = k[end - 1];
+    // Behind the last row stands what is read after it, so that it is prefetched in time.
+    for (int i = 0; i < AHEAD; i++) k[end + KEYS + i] = v[std::min(begin + i, end - 1)];
+    for (int i = 0; i < AHEAD; i++) v[end + i] = v[end - 1];
+    if (another_follows) next_keys(task + 1, v + end);
 
     const Partial part = partial(scratch, task);
     float* weights = scratch.weights;
@@ -157,11 +189,11 @@ class Decode {
       for (int i = 0; i < whole; i += LANES) {
         F key[KEYS];
         for (int u = 0; u < KEYS; u++) {
-          __builtin_prefetch(k[j + u + AHEAD] + i);
-          key[u] = load(k[j + u] + i);
+          prefetch(k[j + u + AHEAD] + i);
+          key[u] = in_register(load(k[j + u] + i));
         }
         for (int n = 0; n < N; n++) {
-          const F query = load(q[n] + i);
+          const F query = in_register(load(q[n] + i));
           for (int u = 0; u < KEYS; u++) sums[n][u] = fma(query, key[u], sums[n][u]);
         }
       }
@@ -225,17 +257,24 @@ class Decode {
     F weight[N][ROWS];
     for (int n = 0; n < N; n++)
       for (int u = 0; u < ROWS; u++) weight[n][u] = splat(weights[n * SPAN + u]);
-    for (int i = 0; i < D; i += LANES) {
-      F value[ROWS];
-      for (int u = 0; u < ROWS; u++) {
-        __builtin_prefetch(v[u + AHEAD] + i);
-        value[u] = i < whole ? load(v[u] + i) : load_first(v[u] + i, D - whole);
-      }
+    auto add = [&](int i, const F (&value)[ROWS]) {
       for (int n = 0; n < N; n++) {
         F sum = load(out + n * stride_ + i);
         for (int u = 0; u < ROWS; u++) sum = fma(weight[n][u], value[u], sum);
         store(out + n * stride_ + i, sum);
       }
+    };
+    F value[ROWS];
+    for (int i = 0; i < whole; i += LANES) {
+      for (int u = 0; u < ROWS; u++) {
+        prefetch(v[u + AHEAD] + i);
+        value[u] = in_register(load(v[u] + i));
+      }
+      add(i, value);
+    }
+    if (whole < D) {
+      for (int u = 0; u < ROWS; u++) value[u] = load_first(v[u] + whole, D - whole);
+      add(whole, value);
     }
   }
 
