@@ -79,6 +79,9 @@ class KernelPolicy:
     )
     threads: int = option(0, "threads of the host kernels; 0 is every core this process may use")
     cxx: str = option("", "C++ compiler of the host kernels; by default c++, clang++ or g++")
+    disable_kernels: str = option(
+        "", "GPU bodies to leave out, comma separated: int4_gemv, rms_norm, attention_decode"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,18 +26,16 @@ def choose_kernels(policy: KernelPolicy) -> KernelSet:
         KernelError: the policy names a target or a host option that cannot be honoured here.
     """
     wanted = policy.kernels
-    if wanted in {"metal", "cuda"}:
-        raise KernelError(
-            f"kernels={wanted!r} has no kernel bodies in this version; "
-            "use 'auto', which runs MLX's own operations on a GPU"
-        )
+    if wanted in {"metal", "cuda"} or (wanted == "auto" and not on_cpu()):
+        return _gpu_kernels(policy)
     if wanted == "host" and not on_cpu():
         raise KernelError(
             "kernels='host' computes on the CPU, but MLX's default device is a GPU; "
             "call mx.set_default_device(mx.cpu) first, or use 'auto'"
         )
-    if wanted == "reference" or not on_cpu():
-        _refuse_host_options(policy)
+    _refuse_gpu_options(policy)
+    if wanted == "reference":
+        _refuse_host_options(policy, "reference")
         return ReferenceKernels()
     try:
         return _host_kernels(policy)
@@ -54,6 +52,21 @@ def _host_kernels(policy: KernelPolicy) -> KernelSet:
     return HostKernels(policy)
 
 
+def _gpu_kernels(policy: KernelPolicy) -> KernelSet:
+    from turbospark.kernels.gpu.kernel import current_target
+    from turbospark.kernels.gpu.target import GpuKernels
+
+    target, wanted = current_target(), policy.kernels
+    if target is None or wanted not in {"auto", target.name}:
+        here = "no GPU that has kernel bodies" if target is None else target.name
+        raise KernelError(
+            f"kernels={wanted!r} cannot run: MLX computes on {mx.default_device()}, {here}; "
+            "use 'auto'"
+        )
+    _refuse_host_options(policy, target.name)
+    return GpuKernels(target, policy)
+
+
 def _host_options(policy: KernelPolicy) -> list[str]:
     """Options that only the host target can honour."""
     given: list[str] = []
@@ -64,10 +77,18 @@ def _host_options(policy: KernelPolicy) -> list[str]:
     return given
 
 
-def _refuse_host_options(policy: KernelPolicy) -> None:
+def _refuse_host_options(policy: KernelPolicy, target: str) -> None:
     given = _host_options(policy)
     if given:
         raise KernelError(
-            f"{' and '.join(given)} belong to the host target, but the reference target was "
+            f"{' and '.join(given)} belong to the host target, but the {target} target was "
             "chosen; leave them at their defaults or use kernels='host' on a CPU"
+        )
+
+
+def _refuse_gpu_options(policy: KernelPolicy) -> None:
+    if policy.disable_kernels:
+        raise KernelError(
+            f"disable_kernels={policy.disable_kernels!r} names bodies of a GPU, but none runs "
+            "here; leave it empty"
         )

@@ -1,0 +1,63 @@
+"""Attention of many query rows over a cache, by MLX's own fused operation."""
+
+import mlx.core as mx
+
+from turbospark.kernels.attention import first_key
+from turbospark.kernels.kv_rows import KVRows
+
+
+def attention_prefill(
+    q: mx.array,
+    rows: KVRows,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """softmax(q k^T scale) v, where a query sees itself and what came before it.
+
+    Args:
+        q: [T, Hq, D]; row i stands at position rows.end - T + i, its own key is in `rows`.
+        rows: the cache's keys and values; Hkv divides Hq.
+        scale: factor of the scores.
+        window: keys a query sees, its own included; None for all.
+        sinks: [Hq] scores that join each head's softmax and add no value.
+
+    Returns:
+        [T, Hq * D] in the dtype of `q`.
+
+    Raises:
+        ShapeError: the cache no longer holds a row that a query must see.
+    """
+    T, Hq, D = q.shape
+    begin = first_key(rows, T, window)
+    k, v = (_positions(rows, name, begin).astype(q.dtype) for name in ("k", "v"))  # [Hkv, n, D]
+    out = mx.fast.scaled_dot_product_attention(
+        q.swapaxes(0, 1)[None],
+        k[None],
+        v[None],
+        scale=scale,
+        mask="causal" if window is None else _window_mask(T, begin, rows.end, window),
+        sinks=None if sinks is None else sinks.astype(q.dtype),
+    )  # [1, Hq, T, D]
+    return mx.reshape(out[0].swapaxes(0, 1), (T, Hq * D))
+
+
+def _window_mask(T: int, begin: int, end: int, window: int) -> mx.array:
+    keys, queries = mx.arange(begin, end), mx.arange(end - T, end)[:, None]
+    return (keys <= queries) & (keys > queries - window)  # [T, n]
+
+
+def _positions(rows: KVRows, name: str, begin: int) -> mx.array:
+    """Rows of positions [begin, end) in order, from the sealed block and the tail."""
+    parts: list[mx.array] = []
+    position = begin
+    while rows.sealed is not None and position < rows.boundary:
+        block: mx.array = getattr(rows.sealed, name)
+        slot = position % rows.sealed.capacity
+        count = min(rows.boundary - position, rows.sealed.capacity - slot)
+        parts.append(block[:, slot : slot + count])
+        position += count
+    if rows.tail is not None and position < rows.end:
+        tail: mx.array = getattr(rows.tail, name)
+        parts.append(tail[:, position - rows.boundary : rows.end - rows.boundary])
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
