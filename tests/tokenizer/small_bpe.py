@@ -3,6 +3,7 @@
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog, then it's done and they're gone.",
@@ -22,7 +23,7 @@ def learn_merges(words: Iterable[Sequence[str]], count: int) -> list[Pair]:
     texts = [list(word) for word in words]
     merges: list[Pair] = []
     for _ in range(count):
-        pairs = Counter(pair for word in texts for pair in zip(word, word[1:], strict=False))
+        pairs = Counter(pair for word in texts for pair in pairwise(word))
         if not pairs:
             break
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
@@ -36,19 +37,19 @@ def merge_by_rank(symbols: Sequence[str], merges: Sequence[Pair]) -> list[str]:
     ranks = {pair: rank for rank, pair in enumerate(merges)}
     word = list(symbols)
     while True:
-        fitting = [pair for pair in zip(word, word[1:], strict=False) if pair in ranks]
+        fitting = [pair for pair in pairwise(word) if pair in ranks]
         if not fitting:
             return word
         word = _merged(word, min(fitting, key=ranks.__getitem__))
 
 
 def merge_by_score(symbols: Sequence[str], scores: Mapping[str, float]) -> list[str]:
-    """Join the neighbours whose union scores highest, the leftmost of equals, until none is left."""
+    """Join the neighbours whose union scores highest, the leftmost of equals, while any do."""
     word = list(symbols)
     while True:
         joined = [
             (-scores[left + right], place)
-            for place, (left, right) in enumerate(zip(word, word[1:], strict=False))
+            for place, (left, right) in enumerate(pairwise(word))
             if left + right in scores
         ]
         if not joined:

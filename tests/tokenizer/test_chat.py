@@ -263,7 +263,7 @@ def test_named_templates_of_a_gguf_file_are_found():
     chat = tokenizer_from_gguf(metadata)
     assert chat.apply_chat_template([USER], tokenize=False) == "D"
     assert chat.apply_chat_template([USER], TOOLS, tokenize=False) == "T1"
-    with pytest.raises(TemplateError, match="tokenizer.chat_template is int"):
+    with pytest.raises(TemplateError, match=r"tokenizer\.chat_template is int"):
         tokenizer_from_gguf({**score_metadata(), key: 3}, "x.gguf")
 
 

@@ -60,7 +60,7 @@ def test_tokenizer_json_wins_over_tokenizer_model(tmp_path):
 
 def test_folder_without_a_vocabulary_says_what_it_has(tmp_path):
     write_folder(tmp_path, tekken__json="{}")
-    with pytest.raises(TokenizerError, match="neither tokenizer.json nor .*found tekken.json"):
+    with pytest.raises(TokenizerError, match=r"neither tokenizer\.json nor .*found tekken\.json"):
         load_tokenizer(tmp_path)
 
 

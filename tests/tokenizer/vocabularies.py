@@ -15,9 +15,9 @@ USER_TOKENS = ("  ", "   ", "\n\n", "<b>")
 
 TRICKY = (
     "👩‍👩‍👧‍👦", "🏳️‍🌈", "👍🏽", "🇨🇿", "é", "é", "ď", "日本語", "한국어", "नमस्ते", "مرحبا", "ß", "İ",
-    "\ufffd", "\u00a0", "\u0120", "Ġ", "▁", "\u200d", "\ufeff", "\0", "\x1b", "\U0010ffff", "\u0301",
-    " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "'s", "'LL", "<b>", "<s>", "</s>", "<0x41>", "12345",
-    "²", "Ⅷ", "_", "...", "x = [1, 2]\n",
+    "\ufffd", "\u00a0", "\u0120", "Ġ", "▁", "\u200d", "\ufeff", "\0", "\x1b", "\U0010ffff",
+    "\u0301", " ", "  ", "   ", "\n", "\n\n", "\r\n", "\t", "'s", "'LL", "<b>", "<s>", "</s>", "<0x41>",
+    "12345", "²", "Ⅷ", "_", "...", "x = [1, 2]\n",
 )  # fmt: skip
 
 TEXTS = st.lists(
@@ -113,7 +113,9 @@ def tokenizer_json(**changes: Any) -> dict[str, Any]:
     special = {"<unk>": True, "<s>": True, "</s>": True, "<b>": False}
     content: dict[str, Any] = {
         "version": "1.0",
-        "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        "truncation": {
+            "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
+        },
         "padding": None,
         "added_tokens": [
             {
@@ -136,7 +138,9 @@ def tokenizer_json(**changes: Any) -> dict[str, Any]:
                 {"SpecialToken": {"id": "<s>", "type_id": 0}},
                 {"Sequence": {"id": "A", "type_id": 0}},
             ],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}},
+            ],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
         },
         "decoder": {

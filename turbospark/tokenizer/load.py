@@ -9,7 +9,7 @@ from turbospark.tokenizer.chat import templates_from_folder
 from turbospark.tokenizer.files import TokenizerFiles
 from turbospark.tokenizer.front import Tokenizer
 from turbospark.tokenizer.sentencepiece_model import NO_DUMMY_PREFIX, read_normalizer
-from turbospark.tokenizer.spm import SentencePieceVocabulary, load_processor
+from turbospark.tokenizer.spm import SentencePieceVocabulary, load_processor, piece_text
 from turbospark.tokenizer.tokenizer_json import (
     TokenizersVocabulary,
     add_tokens,
@@ -86,7 +86,7 @@ def _from_sentencepiece(files: TokenizerFiles) -> tuple[Vocabulary, SpecialToken
         processor,
         normalizer,
         str(path),
-        added=[*_own_special(processor, files), *added],
+        added=[*_own_special(processor, files, str(path)), *added],
         later=load_processor(model + NO_DUMMY_PREFIX, str(path)) if once else None,
     )
     named: dict[str, str] = {}
@@ -97,15 +97,18 @@ def _from_sentencepiece(files: TokenizerFiles) -> tuple[Vocabulary, SpecialToken
     return vocabulary, _special_tokens(files, vocabulary, SpecialTokens(before=before, named=named))
 
 
-def _own_special(processor: Any, files: TokenizerFiles) -> list[AddedToken]:
+def _own_special(processor: Any, files: TokenizerFiles, source: str) -> list[AddedToken]:
     """The model's pieces that stand for no text of their own, or that a file calls special."""
     ids = range(processor.GetPieceSize())
     found = {token for token in ids if processor.IsControl(token) or processor.IsUnknown(token)}
     for text in {*files.named().values(), *files.extra_special()}:
         token = processor.PieceToId(text)
-        if processor.IdToPiece(token) == text:
+        if piece_text(processor, token, source) == text:
             found.add(token)
-    return [AddedToken(content=processor.IdToPiece(token), id=token) for token in sorted(found)]
+    return [
+        AddedToken(content=piece_text(processor, token, source), id=token)
+        for token in sorted(found)
+    ]
 
 
 def _special_tokens(

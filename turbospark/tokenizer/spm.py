@@ -82,10 +82,7 @@ class SentencePieceVocabulary:
             return self._spellings[token]
         if token >= self._pieces:
             return ""
-        try:
-            return str(self._processor.IdToPiece(token))
-        except UnicodeDecodeError:
-            raise TokenizerError(f"{self.source}: token {token} is not UTF-8") from None
+        return piece_text(self._processor, token, self.source)
 
     def token_bytes(self, token: int) -> bytes:
         text = self.token_text(token)
@@ -127,6 +124,20 @@ def load_processor(model: bytes, source: str) -> Any:
     except (RuntimeError, ValueError, OSError, TypeError) as error:
         reason = " ".join(str(error).split())
     raise TokenizerError(f"{source} is not a usable sentencepiece model: {reason}")
+
+
+def piece_text(processor: Any, token: int, source: str) -> str:
+    """A piece as the model spells it.
+
+    Raises:
+        TokenizerError: it is not UTF-8; names `source`.
+    """
+    try:
+        return str(processor.IdToPiece(token))
+    except UnicodeDecodeError:
+        raise TokenizerError(
+            f"{source}: token {token} is not UTF-8; download the file again"
+        ) from None
 
 
 def _leading_spaces(normalizer: Normalizer) -> int:
