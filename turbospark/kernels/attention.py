@@ -39,7 +39,8 @@ def attend_reference(
     start, padded = begin // KEY_BLOCK * KEY_BLOCK, -(-end // KEY_BLOCK) * KEY_BLOCK
     k, v = (_gather(rows, name, begin, start, padded) for name in ("k", "v"))  # [Hkv, n, D]
     Hkv = k.shape[0]
-    grouped = q.astype(mx.float32).reshape(T, Hkv, -1, D).transpose(1, 2, 0, 3)  # [Hkv, G, T, D]
+    grouped = mx.reshape(q.astype(mx.float32), (T, Hkv, -1, D))
+    grouped = mx.transpose(grouped, (1, 2, 0, 3))  # [Hkv, G, T, D]
     scores = (grouped @ k[:, None].swapaxes(-1, -2)) * scale  # [Hkv, G, T, n]
     keys, queries = mx.arange(start, padded), mx.arange(end - T, end)[:, None]
     seen = keys <= queries
@@ -47,15 +48,15 @@ def attend_reference(
         seen = seen & (keys > queries - window)
     scores = mx.where(seen, scores, -mx.inf)
     top = scores.max(axis=-1, keepdims=True)
-    if sinks is not None:
-        sink = sinks.astype(mx.float32).reshape(Hkv, -1, 1, 1)
+    sink = None if sinks is None else mx.reshape(sinks.astype(mx.float32), (Hkv, -1, 1, 1))
+    if sink is not None:
         top = mx.maximum(top, sink)
     weights = mx.exp(scores - top)
     total = weights.sum(axis=-1, keepdims=True)
-    if sinks is not None:
+    if sink is not None:
         total = total + mx.exp(sink - top)
     out = (weights @ v[:, None]) / total  # [Hkv, G, T, D]
-    return out.transpose(2, 0, 1, 3).reshape(T, Hq * D).astype(q.dtype)
+    return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, Hq * D)).astype(q.dtype)
 
 
 def first_key(rows: KVRows, count: int, window: int | None) -> int:

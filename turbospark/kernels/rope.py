@@ -114,7 +114,7 @@ def rope_reference(x: mx.array, rope: Rope, offset: int) -> mx.array:
     if rope.traditional:
         a, b = rotated[..., 0::2], rotated[..., 1::2]
         pairs = mx.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
-        out = pairs.reshape(rotated.shape)
+        out = mx.reshape(pairs, rotated.shape)
     else:
         a, b = rotated[..., :P], rotated[..., P:]
         out = mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

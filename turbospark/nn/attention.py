@@ -72,10 +72,10 @@ class HeadNormRope(Unit):
             offset -= T
         else:
             kv_shape = (T, self._heads.num_kv_heads, D)
-            rows = rms_norm_reference(k.reshape(kv_shape), _value(self._k_norm))
-            values = rms_norm_reference(v.reshape(kv_shape), self._v_norm)
+            rows = rms_norm_reference(mx.reshape(k, kv_shape), _value(self._k_norm))
+            values = rms_norm_reference(mx.reshape(v, kv_shape), self._v_norm)
             cache.append(rope_reference(rows, self._rope, offset), values)
-        heads = rms_norm_reference(q.reshape(T, -1, D), _value(self._q_norm))
+        heads = rms_norm_reference(mx.reshape(q, (T, -1, D)), _value(self._q_norm))
         return rope_reference(heads, self._rope, offset)  # [T, Hq, D]
 
 

@@ -1,19 +1,24 @@
 """Host bodies of attention: head norms with RoPE and cache rows, and attention over a cache."""
 
 import ctypes
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from turbospark.errors import KernelError, ShapeError
 from turbospark.kernels.attention import first_key
 from turbospark.kernels.host.library import Host, address, check_columns, readable, result
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore
 from turbospark.kernels.rope import Rope
-from turbospark.kernels.target import Attend, HeadGeometry, Rotate
+from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
+
+Floats = NDArray[np.float32]
 
 
 class _NormPlan(ctypes.Structure):
@@ -63,87 +68,88 @@ class _CacheRows(ctypes.Structure):
     )
 
 
-def bind_head_norm_rope(
-    host: Host,
-    heads: HeadGeometry,
-    q_norm: Norm | None,
-    k_norm: Norm | None,
-    v_norm: Norm | None,
-    rope: Rope,
-) -> Rotate:
+class RotatedHeads:
     """Per-head norms, RoPE on q and k, k and v rows written in place into the cache.
 
     Raises:
-        ShapeError: the embedding is made for another head size.
+        ShapeError: a norm or the embedding is made for another head size.
     """
-    Hq, Hkv, D = heads.num_heads, heads.num_kv_heads, heads.head_dim
-    pairs = len(rope.inv_freq)
-    if rope.head_dim != D or 2 * pairs > D:
-        raise ShapeError(
-            f"RoPE of {pairs} pairs in heads of {rope.head_dim} given for heads of {D}"
-        )
-    kept: list[np.ndarray] = []
-    norms = [_norm_plan(norm, D, kept) for norm in (q_norm, k_norm, v_norm)]
-    plan = _HeadPlan(Hq, Hkv, D, pairs, rope.traditional, host.threads, *norms)
-    call = _function(host, "ts_head_norm_rope", pointers=9, counts=3)
-    plan_at = ctypes.addressof(plan)
 
-    def rotate(
-        q: mx.array, k: mx.array | None, v: mx.array | None, cache: RowStore, phase: Phase
+    def __init__(
+        self, host: Host, heads: HeadGeometry, norms: Sequence[Norm | None], rope: Rope
+    ) -> None:
+        D, pairs = heads.head_dim, len(rope.inv_freq)
+        if rope.head_dim != D or 2 * pairs > D:
+            raise ShapeError(f"RoPE of {pairs} pairs of {rope.head_dim} given for heads of {D}")
+        self._weights = [_norm_weight(norm, D) for norm in norms]
+        plans = map(_norm_plan, norms, self._weights)
+        sizes = (heads.num_heads, heads.num_kv_heads, D)
+        self._plan = _HeadPlan(*sizes, pairs, rope.traditional, host.threads, *plans)
+        self._plan_at = ctypes.addressof(self._plan)
+        self._call = _function(host, "ts_head_norm_rope", pointers=9, counts=3)
+        self._heads, self._rope = heads, rope
+
+    def __call__(
+        self, q: mx.array, k: mx.array | None, v: mx.array | None, cache: RowStore, phase: Phase
     ) -> mx.array:
-        check_columns(q, Hq * D, "HeadNormRope's q")
-        count = q.shape[0]
+        """The unit's call: q [T, Hq * D], k and v [T, Hkv * D] or None -> [T, Hq, D]."""
+        heads, count = self._heads, q.shape[0]
+        check_columns(q, heads.num_heads * heads.head_dim, "HeadNormRope's q")
         q, q_at = readable(q)
-        out = np.empty((count, Hq, D), np.float32)
+        out = np.empty((count, heads.num_heads, heads.head_dim), np.float32)
+        call, out_at = partial(self._call, self._plan_at, q_at), address(out)
         if k is None or v is None:
-            cos, sin = rope.rotation(cache.offset - count, count)
-            tables = address(cos), address(sin)
-            call(plan_at, q_at, None, None, *tables, address(out), None, None, 0, 0, count)
+            tables = self._tables(cache.offset - count, count)
+            call(None, None, *tables, out_at, None, None, 0, 0, count)
             return result(out)
-        check_columns(k, Hkv * D, "HeadNormRope's k")
-        check_columns(v, Hkv * D, "HeadNormRope's v")
+        check_columns(k, heads.num_kv_heads * heads.head_dim, "HeadNormRope's k")
+        check_columns(v, heads.num_kv_heads * heads.head_dim, "HeadNormRope's v")
         k, k_at = readable(k)
         v, v_at = readable(v)
-        cos, sin = rope.rotation(cache.offset, count)
-        tables = address(cos), address(sin)
+        tables = self._tables(cache.offset, count)
         block, row = cache.reserve(count)
-        rows = _addresses(block)
-        capacity = block.capacity
-        call(plan_at, q_at, k_at, v_at, *tables, address(out), *rows, capacity, row, count)
+        rows, capacity = _addresses(block), block.capacity
+        call(k_at, v_at, *tables, out_at, *rows, capacity, row, count)
         cache.advance(count)
         return result(out)
 
-    rotate.kept = (plan, kept)  # type: ignore[attr-defined]
-    return rotate
+    def _tables(self, offset: int, count: int) -> tuple[int, int]:
+        cos, sin = self._rope.rotation(offset, count)  # kept alive by the embedding's memo
+        return address(cos), address(sin)
 
 
-def bind_attend(
-    host: Host, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
-) -> Attend:
+class Attention:
     """Causal attention over a cache's float32 rows."""
-    Hq, Hkv, D = heads.num_heads, heads.num_kv_heads, heads.head_dim
-    sink_values = None if sinks is None else np.array(sinks.astype(mx.float32))
-    sinks_at = None if sink_values is None else address(sink_values)
-    plan = _AttendPlan(Hq, Hkv, D, window or 0, host.threads, scale, sinks_at)
-    calls = {
-        Phase.PREFILL: _function(host, "ts_attend_prefill", pointers=4, counts=1),
-        Phase.DECODE: _function(host, "ts_attend_decode", pointers=4, counts=1),
-    }
-    plan_at = ctypes.addressof(plan)
 
-    def attend(q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
-        count = q.shape[0]
+    def __init__(
+        self,
+        host: Host,
+        heads: HeadGeometry,
+        scale: float,
+        window: int | None,
+        sinks: mx.array | None,
+    ) -> None:
+        self._sinks = None if sinks is None else _floats(sinks)
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
+        sinks_at = None if self._sinks is None else address(self._sinks)
+        self._plan = _AttendPlan(*sizes, window or 0, host.threads, scale, sinks_at)
+        self._plan_at = ctypes.addressof(self._plan)
+        self._prefill = _function(host, "ts_attend_prefill", pointers=4, counts=1)
+        self._decode = _function(host, "ts_attend_decode", pointers=4, counts=1)
+        self._heads, self._window = heads, window
+
+    def __call__(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
+        """The unit's call: q [T, Hq, D] -> [T, Hq * D]."""
+        Hq, D, count = self._heads.num_heads, self._heads.head_dim, q.shape[0]
         if q.shape != (count, Hq, D):
             raise ShapeError(f"Attend takes [T, {Hq}, {D}], not {q.shape}")
         rows = cache.rows()
-        first_key(rows, count, window)
+        first_key(rows, count, self._window)
         q, q_at = readable(q)
         out = np.empty((count, Hq * D), np.float32)
-        calls[phase](plan_at, q_at, address(out), ctypes.byref(_cache_rows(rows)), count)
+        call = self._decode if phase is Phase.DECODE else self._prefill
+        call(self._plan_at, q_at, address(out), ctypes.byref(_cache_rows(rows)), count)
         return result(out)
-
-    attend.kept = (plan, sink_values)  # type: ignore[attr-defined]
-    return attend
 
 
 def _function(host: Host, name: str, *, pointers: int, counts: int) -> Any:
@@ -153,15 +159,22 @@ def _function(host: Host, name: str, *, pointers: int, counts: int) -> Any:
     return function
 
 
-def _norm_plan(norm: Norm | None, head_dim: int, kept: list[np.ndarray]) -> _NormPlan:
-    if norm is None:
-        return _NormPlan(None, 0.0, False)
-    if norm.weight is None:
-        return _NormPlan(None, norm.eps, True)
+def _floats(x: mx.array) -> Floats:
+    return np.array(x.astype(mx.float32), dtype=np.float32)
+
+
+def _norm_weight(norm: Norm | None, head_dim: int) -> Floats | None:
+    if norm is None or norm.weight is None:
+        return None
     if norm.weight.shape != (head_dim,):
         raise ShapeError(f"norm weight {norm.weight.shape} given for heads of {head_dim}")
-    kept.append(np.array(norm.weight.astype(mx.float32)))
-    return _NormPlan(address(kept[-1]), norm.eps, True)
+    return _floats(norm.weight)
+
+
+def _norm_plan(norm: Norm | None, weight: Floats | None) -> _NormPlan:
+    if norm is None:
+        return _NormPlan(None, 0.0, False)
+    return _NormPlan(None if weight is None else address(weight), norm.eps, True)
 
 
 def _cache_rows(rows: KVRows) -> _CacheRows:

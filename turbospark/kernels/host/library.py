@@ -21,9 +21,6 @@ MODES: tuple[ActivationMode, ...] = ("exact", "pair", "int8")
 class Host:
     """What every host binder needs.
 
-    `attention.py` beside this file offers `bind_head_norm_rope(host, ...)` and
-    `bind_attend(host, ...)`, which take the other arguments of the binders in `kernels.target`.
-
     Attributes:
         library: the functions that serve every model, exported by `native/*.cpp` except the
             matrix products, which are libraries of their own.

@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.kernels.host.attention import bind_attend, bind_head_norm_rope
+from turbospark.kernels.host.attention import Attention, RotatedHeads
 from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
@@ -59,12 +59,12 @@ class HostKernels:
         v_norm: Norm | None,
         rope: Any,
     ) -> Rotate | None:
-        return bind_head_norm_rope(self._host, heads, q_norm, k_norm, v_norm, rope)
+        return RotatedHeads(self._host, heads, (q_norm, k_norm, v_norm), rope)
 
     def attend(
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
-        return bind_attend(self._host, heads, scale, window, sinks)
+        return Attention(self._host, heads, scale, window, sinks)
 
     def projected_residual(
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
