@@ -12,8 +12,10 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.loading.build import LoadedModel, load_model
+from turbospark.loading.plan import Plan, free_bytes
+from turbospark.loading.plan import plan as plan_memory
 from turbospark.protocols import CausalModel
-from turbospark.runner.context import choose_max_context, free_bytes, row_bytes
+from turbospark.runner.context import choose_max_context, row_bytes
 from turbospark.runner.conversation import Conversation
 from turbospark.runner.generation import Generation, admit, collect, run
 from turbospark.runner.options import CallOptions, read_options
@@ -250,16 +252,27 @@ def make_prompt_cache(model: Any, max_context: int | None = None) -> Session:
     return Session(lambda: cast("list[Any]", model.make_caches(limit, slack)), limit)
 
 
-def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> Any:
-    """Say what a model needs and whether it fits here, without loading its weights.
+def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> Plan:
+    """Say what a model needs and whether it fits here; no weights are downloaded or read.
 
     Args:
         path_or_repo: as for `load`.
-        options: context, sessions and the other arguments of `turbospark.loading.plan.plan`.
-    """
-    from turbospark.loading.plan import plan as make_plan
+        options: context, sessions, quantize, revision and dequantize.
 
-    return make_plan(DEFAULT_MODEL if path_or_repo is None else path_or_repo, **options)
+    Returns:
+        the numbers; its `repr` shows the arithmetic and the verdict.
+
+    Raises:
+        OptionError: an option is unknown (the nearest is named) or out of range.
+        SourceError: no checkpoint is there.
+    """
+    known = ("context", "sessions", "quantize", "revision", "dequantize")
+    for name, value in options.items():
+        if name not in known:
+            raise unknown_option(name, known)
+        if name in {"context", "sessions"} and (not isinstance(value, int) or value < 1):
+            raise OptionError(f"{name}={value!r} is not a whole number above 0")
+    return plan_memory(DEFAULT_MODEL if path_or_repo is None else path_or_repo, **options)
 
 
 def _printed(responses: Iterator[GenerationResponse]) -> Iterator[GenerationResponse]:

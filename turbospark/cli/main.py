@@ -38,8 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         the exit code: 0, 1 for an error, 2 for a wrong call, 130 after Ctrl-C.
     """
     tolerate_any_text()
+    traceback = False
     try:
-        return _run(_parsed(argv))
+        arguments = _parsed(argv)
+        traceback = arguments.traceback
+        return _run(arguments)
     except OptionError as error:
         return _failed(error, USAGE)
     except TurbosparkError as error:
@@ -52,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
+    except Exception as error:  # a fault of ours; it still gets its one line
+        if traceback:
+            raise
+        return _failed(error, FAILED, f"{type(error).__name__} (--traceback shows where): ")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -127,6 +134,7 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
 def _add_common_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON on stdout")
     parser.add_argument("--quiet", "-q", action="store_true", help="only results and errors")
+    parser.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--show-config",
         action="store_true",
@@ -221,6 +229,6 @@ def _show_config(arguments: argparse.Namespace, console: Console) -> None:
         console.show(f"{name:{width}}  {value!r}  ({origin})")
 
 
-def _failed(error: Exception, code: int) -> int:
-    print(f"turbospark: error: {' '.join(str(error).split())}", file=sys.stderr)
+def _failed(error: Exception, code: int, kind: str = "") -> int:
+    print(f"turbospark: error: {kind}{' '.join(str(error).split())}", file=sys.stderr)
     return code

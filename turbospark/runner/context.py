@@ -1,10 +1,7 @@
 """How long a session may get where nobody says."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import mlx.core as mx
 
 from turbospark.caches.kv import KVCache
 
@@ -41,17 +38,3 @@ def row_bytes(caches: Sequence[Any]) -> int:
     """Bytes a token adds to the caches that grow with the text, in float32."""
     growing = (cache for cache in caches if isinstance(cache, KVCache))
     return sum(2 * 4 * cache.num_kv_heads * cache.head_dim for cache in growing)
-
-
-def free_bytes() -> int | None:
-    """Memory that may be had now."""
-    if mx.metal.is_available():
-        limit = mx.device_info()["max_recommended_working_set_size"]
-        return int(limit) - mx.get_active_memory()
-    listing = Path("/proc/meminfo")
-    if not listing.exists():
-        return None
-    for line in listing.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return 1024 * int(line.split()[1])
-    return None

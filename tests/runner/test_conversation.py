@@ -1,0 +1,190 @@
+"""Conversations: ids are appended, nothing is fed twice, endings leave a defined state."""
+
+from typing import Any
+
+import pytest
+
+from turbospark.errors import (
+    ContextLengthError,
+    OptionError,
+    ProducerError,
+    PromptError,
+    UnsupportedError,
+)
+from turbospark.testing import (
+    ByteTokenizer,
+    ScriptedModel,
+    scripted_engine,
+    scripted_logits,
+)
+
+
+class Rewriting(ByteTokenizer):
+    """Its template drops what the assistant said before, as templates of thinking models do."""
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> Any:
+        kept = [m if m["role"] != "assistant" else {**m, "content": "-"} for m in messages]
+        return super().apply_chat_template(kept, **options)
+
+
+def rendered(tokenizer: ByteTokenizer, messages: list[dict[str, Any]]) -> list[int]:
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
+
+def test_a_turn_feeds_only_what_is_new() -> None:
+    engine = scripted_engine()
+    chat = engine.session("a")
+    first = chat.send("hello", max_tokens=6)
+    second = chat.send("more", max_tokens=6)
+    assert second.reused_tokens == first.prompt_tokens + len(first.token_ids) - 1
+    assert second.reuse_reason == "the prompt continues what was fed"
+    assert [m["role"] for m in chat.messages] == ["user", "assistant", "user", "assistant"]
+    assert chat.messages[1]["content"] == first
+
+
+def test_appended_ids_are_those_that_were_generated() -> None:
+    engine = scripted_engine()
+    chat = engine.session()
+    first = chat.send("hello", max_tokens=6)
+    before = rendered(ByteTokenizer(), [{"role": "user", "content": "hello"}])
+    chat.send("more", max_tokens=1)
+    tail = ByteTokenizer().encode("<end>\nuser:more<end>\nassistant:", add_special_tokens=False)
+    assert chat.runner.session.fed_ids.ids == [*before, *first.token_ids, *tail]
+
+
+def test_a_reply_equals_that_of_a_cold_engine() -> None:
+    chat = scripted_engine().session()
+    chat.send("hello", max_tokens=6)
+    second = chat.send("more", max_tokens=6)
+    fed = chat.runner.session.fed_ids.ids[: second.prompt_tokens]
+    cold = scripted_engine(prefix_reuse=False)
+    assert cold.generate(fed, max_tokens=6).token_ids == second.token_ids
+
+
+def test_a_reply_that_ended_itself_gets_its_end_from_the_template() -> None:
+    prompt = rendered(ByteTokenizer(), [{"role": "user", "content": "hello"}])
+    model = ScriptedModel(scripted_logits(259, [*b"ok", 258], len(prompt)))
+    chat = scripted_engine(model).session()
+    assert chat.send("hello") == "ok"
+    second = chat.send("more", max_tokens=1)
+    assert second.reused_tokens == len(prompt) + 2
+    tail = ByteTokenizer().encode("<end>\nuser:more<end>\nassistant:", add_special_tokens=False)
+    assert chat.runner.session.fed_ids.ids == [*prompt, *b"ok", *tail]
+
+
+def test_a_stop_string_leaves_no_hidden_tokens_in_the_text() -> None:
+    prompt = rendered(ByteTokenizer(), [{"role": "user", "content": "hello"}])
+    model = ScriptedModel(scripted_logits(259, list(b"yes STOP no"), len(prompt)))
+    chat = scripted_engine(model).session()
+    assert chat.send("hello", stop="STOP") == "yes "
+    chat.send("more", max_tokens=1)
+    tail = ByteTokenizer().encode("<end>\nuser:more<end>\nassistant:", add_special_tokens=False)
+    assert chat.runner.session.fed_ids.ids == [*prompt, *b"yes ", *tail]
+
+
+def test_a_template_that_rewrites_the_past_is_followed_and_the_rest_reused() -> None:
+    engine = scripted_engine(tokenizer=Rewriting())
+    chat = engine.session()
+    first = chat.send("hello", max_tokens=6)
+    second = chat.send("more", max_tokens=6)
+    expected = rendered(Rewriting(), chat.messages[:3])
+    assert chat.runner.session.fed_ids.ids[: second.prompt_tokens] == expected
+    assert 0 < second.reused_tokens <= first.prompt_tokens
+    assert "parts" in second.reuse_reason
+
+
+def test_without_a_template_messages_are_text_that_continues() -> None:
+    chat = scripted_engine(tokenizer=ByteTokenizer(chat=False)).session()
+    first = chat.send("Once", max_tokens=4)
+    chat.send(" upon", max_tokens=1)
+    assert chat.runner.session.fed_ids.ids == [256, *b"Once", *first.token_ids, *b" upon"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_closed_reply_is_kept_as_far_as_it_was_given(after: int) -> None:
+    chat = scripted_engine().session()
+    stream = chat.stream("hello", max_tokens=20)
+    parts = [next(stream) for _ in range(after)]
+    stream.close()  # type: ignore[attr-defined]
+    if not after:
+        assert chat.messages == []
+    else:
+        assert chat.messages[1]["content"] == "".join(part.text for part in parts)
+    second = chat.send("more", max_tokens=6)
+    fed = chat.runner.session.fed_ids.ids[: second.prompt_tokens]
+    assert scripted_engine().generate(fed, max_tokens=6).token_ids == second.token_ids
+
+
+def test_a_failure_before_the_first_token_leaves_the_conversation_as_it_was() -> None:
+    chat = scripted_engine(ScriptedModel(fail_on=ord("!"))).session()
+    chat.send("hello", max_tokens=4)
+    before = list(chat.messages)
+    with pytest.raises(ProducerError):
+        chat.send("oh!", max_tokens=4)
+    assert chat.messages == before
+    again = chat.send("more", max_tokens=4)
+    assert again.reused_tokens == 0
+    assert "failed" in again.reuse_reason
+
+
+def test_a_message_that_does_not_fit_moves_nothing() -> None:
+    chat = scripted_engine(max_context=40).session()
+    chat.send("hello", max_tokens=4)
+    fed = chat.runner.session.fed_ids.ids
+    with pytest.raises(ContextLengthError):
+        chat.send("x" * 40)
+    assert chat.runner.session.fed_ids.ids == fed
+    assert len(chat.messages) == 2
+
+
+def test_sessions_do_not_touch_each_other_or_the_engine() -> None:
+    engine = scripted_engine()
+    one, two = engine.session("one"), engine.session("two")
+    expected = scripted_engine().session().send("hello", max_tokens=5)
+    streams = [chat.stream("hello", max_tokens=5) for chat in (one, two)]
+    found: list[list[int]] = [[], []]
+    for _ in range(5):
+        engine.generate("something else", max_tokens=2)
+        for index, stream in enumerate(streams):
+            found[index].append(next(stream).token or 0)
+    assert found == [expected.token_ids, expected.token_ids]
+
+
+def test_reset_starts_over() -> None:
+    chat = scripted_engine().session()
+    first = chat.send("hello", max_tokens=5)
+    chat.reset()
+    assert chat.messages == []
+    again = chat.send("hello", max_tokens=5)
+    assert again.token_ids == first.token_ids
+    assert again.reused_tokens == 0
+
+
+def test_a_closed_conversation_takes_no_more() -> None:
+    with scripted_engine().session("alice") as chat:
+        chat.send("hello", max_tokens=2)
+        stream = chat.stream("hello", max_tokens=9)
+        next(stream)
+    assert "closed" in repr(chat)
+    assert chat.runner.session.position == 0
+    with pytest.raises(PromptError, match="takes no more messages"):
+        chat.send("hello")
+    with pytest.raises(ProducerError):
+        next(stream)
+
+
+def test_what_is_not_built_is_refused_by_name() -> None:
+    chat = scripted_engine().session()
+    with pytest.raises(UnsupportedError, match="fork is not built yet"):
+        chat.fork()
+    with pytest.raises(UnsupportedError, match=r"save\('a.tsession'\) is not built yet"):
+        chat.save("a.tsession")
+    with pytest.raises(OptionError, match="owns its caches"):
+        chat.send("hello", prompt_cache=[])
+
+
+@pytest.mark.parametrize("message", ["", {"role": "user", "content": None}])
+def test_a_message_without_text_is_refused_without_a_template(message: Any) -> None:
+    chat = scripted_engine(tokenizer=ByteTokenizer(chat=False)).session()
+    with pytest.raises(PromptError, match="non-empty"):
+        chat.send(message)

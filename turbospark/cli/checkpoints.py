@@ -1,0 +1,51 @@
+"""`turbospark plan`, `convert` and `inspect`: what can be said about a checkpoint's files."""
+
+import argparse
+import json
+from typing import Any
+
+from turbospark.api import DEFAULT_MODEL
+from turbospark.api import plan as plan_memory
+from turbospark.cli.flags import given
+from turbospark.cli.output import Console
+from turbospark.errors import OptionError
+from turbospark.loading.convert import convert as convert_checkpoint
+from turbospark.loading.inspect import inspect as inspect_checkpoint
+from turbospark.settings import LoadConfig
+
+
+def plan(arguments: argparse.Namespace, console: Console) -> None:
+    """Say what a model needs and whether it fits."""
+    wanted = _options(arguments, "quantize", "revision", "dequantize")
+    found = plan_memory(
+        arguments.model, context=arguments.context, sessions=arguments.sessions, **wanted
+    )
+    _show(found, arguments, console)
+
+
+def convert(arguments: argparse.Namespace, console: Console) -> None:
+    """Write a checkpoint with quantized weights."""
+    wanted = _options(arguments, "quantize", "revision", "local_files_only", "dequantize")
+    done = convert_checkpoint(
+        arguments.model, arguments.output, progress=console.bar("converting"), **wanted
+    )
+    _show(done, arguments, console)
+
+
+def inspect(arguments: argparse.Namespace, console: Console) -> None:
+    """Show what a checkpoint holds."""
+    wanted = _options(arguments, "revision", "local_files_only")
+    found = inspect_checkpoint(arguments.model or DEFAULT_MODEL, **wanted)
+    _show(found, arguments, console)
+
+
+def _options(arguments: argparse.Namespace, *honoured: str) -> dict[str, Any]:
+    wanted = given(arguments, LoadConfig)
+    for name in wanted:
+        if name not in honoured:
+            raise OptionError(f"{name}: `{arguments.command}` does not use it; leave it out")
+    return wanted
+
+
+def _show(found: Any, arguments: argparse.Namespace, console: Console) -> None:
+    console.show(json.dumps(found.as_dict(), default=str) if arguments.json else repr(found))
