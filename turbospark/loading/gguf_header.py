@@ -281,7 +281,7 @@ def _place(
             )
         tensors[row.name] = GGUFTensor(row.name, row.shape, row.type, base + row.offset, row.nbytes)
         expected += row.nbytes + -row.nbytes % alignment
-    end = max((item.offset + item.nbytes for item in tensors.values()), default=base)
+    end = max((item.offset + item.nbytes for item in tensors.values()), default=0)
     if end > cursor.size:
         raise _short(cursor, list(tensors.values()), end)
     return tensors
