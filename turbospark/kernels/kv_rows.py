@@ -8,21 +8,17 @@ import mlx.core as mx
 class RowBlock:
     """Keys and values of some rows: k and v [Hkv, capacity, D], contiguous once evaluated.
 
-    `addresses` is where a host kernel remembers the memory of k and v; a block's arrays are
-    never rebound, so it stays right.
+    `capacity` is how many rows there is memory for. `addresses` is where a host kernel remembers
+    the memory of k and v; a block's arrays are never rebound, so it stays right.
     """
 
-    __slots__ = ("addresses", "k", "v")
+    __slots__ = ("addresses", "capacity", "k", "v")
 
     def __init__(self, k: mx.array, v: mx.array) -> None:
         self.k = k
         self.v = v
+        self.capacity = k.shape[1]
         self.addresses: tuple[int, int] | None = None
-
-    @property
-    def capacity(self) -> int:
-        """Rows this block has memory for."""
-        return self.k.shape[1]
 
     @property
     def nbytes(self) -> int:

@@ -1,8 +1,8 @@
 """Host bodies of attention: head norms with RoPE and cache rows, and attention over a cache."""
 
 import ctypes
+import struct
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -55,17 +55,10 @@ class _AttendPlan(ctypes.Structure):
     )
 
 
-class _CacheRows(ctypes.Structure):
-    _fields_ = (
-        ("sealed_k", ctypes.c_void_p),
-        ("sealed_v", ctypes.c_void_p),
-        ("tail_k", ctypes.c_void_p),
-        ("tail_v", ctypes.c_void_p),
-        ("sealed_capacity", ctypes.c_int64),
-        ("tail_capacity", ctypes.c_int64),
-        ("boundary", ctypes.c_int64),
-        ("end", ctypes.c_int64),
-    )
+# Packed bytes are cheaper to make than a ctypes structure; they are HeadCall and AttendCall of
+# native/attention.h.
+_pack_heads = struct.Struct("@11q").pack
+_pack_attend = struct.Struct("@11q").pack
 
 
 class RotatedHeads:
@@ -86,7 +79,7 @@ class RotatedHeads:
         sizes = (heads.num_heads, heads.num_kv_heads, D)
         self._plan = _HeadPlan(*sizes, pairs, rope.traditional, host.threads, *plans)
         self._plan_at = ctypes.addressof(self._plan)
-        self._call = _function(host, "ts_head_norm_rope", pointers=9, counts=3)
+        self._call = _function(host, "ts_head_norm_rope")
         self._heads, self._rope = heads, rope
 
     def __call__(
@@ -97,10 +90,10 @@ class RotatedHeads:
         check_columns(q, heads.num_heads * heads.head_dim, "HeadNormRope's q")
         q, q_at = readable(q)
         out = np.empty((count, heads.num_heads, heads.head_dim), np.float32)
-        call, out_at = partial(self._call, self._plan_at, q_at), address(out)
+        out_at = address(out)
         if k is None or v is None:
             tables = self._tables(cache.offset - count, count)
-            call(None, None, *tables, out_at, None, None, 0, 0, count)
+            self._call(self._plan_at, _pack_heads(q_at, 0, 0, *tables, out_at, 0, 0, 0, 0, count))
             return result(out)
         check_columns(k, heads.num_kv_heads * heads.head_dim, "HeadNormRope's k")
         check_columns(v, heads.num_kv_heads * heads.head_dim, "HeadNormRope's v")
@@ -108,8 +101,8 @@ class RotatedHeads:
         v, v_at = readable(v)
         tables = self._tables(cache.offset, count)
         block, row = cache.reserve(count)
-        rows, capacity = _addresses(block), block.capacity
-        call(k_at, v_at, *tables, out_at, *rows, capacity, row, count)
+        place = (*_addresses(block), block.capacity, row)
+        self._call(self._plan_at, _pack_heads(q_at, k_at, v_at, *tables, out_at, *place, count))
         cache.advance(count)
         return result(out)
 
@@ -134,8 +127,8 @@ class Attention:
         sinks_at = None if self._sinks is None else address(self._sinks)
         self._plan = _AttendPlan(*sizes, window or 0, host.threads, scale, sinks_at)
         self._plan_at = ctypes.addressof(self._plan)
-        self._prefill = _function(host, "ts_attend_prefill", pointers=4, counts=1)
-        self._decode = _function(host, "ts_attend_decode", pointers=4, counts=1)
+        self._prefill = _function(host, "ts_attend_prefill")
+        self._decode = _function(host, "ts_attend_decode")
         self._heads, self._window = heads, window
 
     def __call__(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
@@ -148,14 +141,14 @@ class Attention:
         q, q_at = readable(q)
         out = np.empty((count, Hq * D), np.float32)
         call = self._decode if phase is Phase.DECODE else self._prefill
-        call(self._plan_at, q_at, address(out), ctypes.byref(_cache_rows(rows)), count)
+        call(self._plan_at, _pack_attend(q_at, address(out), *_cache_rows(rows), count))
         return result(out)
 
 
-def _function(host: Host, name: str, *, pointers: int, counts: int) -> Any:
+def _function(host: Host, name: str) -> Any:
     function = host.library[name]
     function.restype = None
-    function.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * counts
+    function.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     return function
 
 
@@ -177,16 +170,12 @@ def _norm_plan(norm: Norm | None, weight: Floats | None) -> _NormPlan:
     return _NormPlan(None if weight is None else address(weight), norm.eps, True)
 
 
-def _cache_rows(rows: KVRows) -> _CacheRows:
-    sealed, tail = rows.sealed, rows.tail
-    return _CacheRows(
-        *(_addresses(sealed) if sealed else (None, None)),
-        *(_addresses(tail) if tail else (None, None)),
-        sealed.capacity if sealed else 0,
-        tail.capacity if tail else 0,
-        rows.boundary,
-        rows.end,
-    )
+def _cache_rows(rows: KVRows) -> tuple[int, ...]:
+    sealed, tail, _, boundary, end = rows
+    sealed_k, sealed_v = _addresses(sealed) if sealed else (0, 0)
+    tail_k, tail_v = _addresses(tail) if tail else (0, 0)
+    capacities = (sealed.capacity if sealed else 0, tail.capacity if tail else 0)
+    return (sealed_k, sealed_v, tail_k, tail_v, *capacities, boundary, end)
 
 
 def _addresses(block: RowBlock) -> tuple[int, int]:

@@ -54,6 +54,28 @@ struct HeadPlan {
   NormPlan q, k, v;
 };
 
+// A call's own arguments, packed by the binding as 64-bit words in this order.
+struct HeadCall {
+  const float* q;  // [count, q_heads * head_dim]
+  const float* k;  // [count, kv_heads * head_dim], or null with v
+  const float* v;
+  const float* cos;  // [count, pairs]
+  const float* sin;
+  float* q_out;
+  float* k_rows;  // [kv_heads, capacity, head_dim], written from `row` on
+  float* v_rows;
+  int64_t capacity;
+  int64_t row;
+  int64_t count;
+};
+
+struct AttendCall {
+  const float* q;  // [count, q_heads * head_dim]
+  float* out;      // the same
+  CacheRows rows;
+  int64_t count;
+};
+
 // Pointers to the rows of positions [begin, end) of one head.
 inline void find_rows(const CacheRows& rows, int head, int head_dim, int64_t begin, int64_t end,
                       const float** k, const float** v) {
@@ -78,19 +100,12 @@ inline void find_rows(const CacheRows& rows, int head, int head_dim, int64_t beg
 
 extern "C" {
 
-// Norms and rotates the heads of q [count, q_heads * head_dim] into q_out, and those of k and v
-// [count, kv_heads * head_dim] into rows row .. row + count - 1 of k_rows and v_rows
-// [kv_heads, capacity, head_dim]; v is not rotated. k and v may be null. cos and sin are
-// [count, pairs].
-TS_EXPORT void ts_head_norm_rope(const ts::HeadPlan* plan, const float* q, const float* k, const float* v,
-                       const float* cos, const float* sin, float* q_out, float* k_rows,
-                       float* v_rows, int64_t capacity, int64_t row, int64_t count);
+// Norms and rotates the heads of q into q_out, and those of k and v into rows of the cache; v is
+// not rotated.
+TS_EXPORT void ts_head_norm_rope(const ts::HeadPlan* plan, const ts::HeadCall* call);
 
-// Causal attention of q [count, q_heads * head_dim] into out, of the same shape. Two bodies that
-// differ in the last bits; within one, a row's result depends on nothing but its query and the
-// keys and values it sees.
-TS_EXPORT void ts_attend_decode(const ts::AttendPlan* plan, const float* q, float* out,
-                      const ts::CacheRows* rows, int64_t count);
-TS_EXPORT void ts_attend_prefill(const ts::AttendPlan* plan, const float* q, float* out,
-                       const ts::CacheRows* rows, int64_t count);
+// Causal attention. Two bodies that differ in the last bits; within one, a row's result depends on
+// nothing but its query and the keys and values it sees.
+TS_EXPORT void ts_attend_decode(const ts::AttendPlan* plan, const ts::AttendCall* call);
+TS_EXPORT void ts_attend_prefill(const ts::AttendPlan* plan, const ts::AttendCall* call);
 }

@@ -21,7 +21,7 @@ constexpr int QUERIES = 4;  // query rows that share a load; as many as register
 #else
 constexpr int QUERIES = 2;
 #endif
-constexpr int64_t PARTIAL_BYTES = 32 << 20;
+constexpr int64_t PARTIAL_FLOATS = 8 << 20;  // more query rows go one batch after another
 constexpr int64_t PRODUCTS_WORTH_A_THREAD = 32768;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 
@@ -319,20 +319,16 @@ class Decode {
 }  // namespace
 }  // namespace ts
 
-extern "C" void ts_attend_decode(const ts::AttendPlan* plan, const float* q, float* out,
-                                 const ts::CacheRows* rows, int64_t count) {
+extern "C" void ts_attend_decode(const ts::AttendPlan* plan, const ts::AttendCall* call) {
   using namespace ts;
   const int64_t width = static_cast<int64_t>(plan->q_heads) * plan->head_dim;
-  const int64_t begin = rows->end - count;
-  CacheRows upto = *rows;
-  upto.end = begin + 1;
-  int64_t done = 0;
-  const int64_t one = Decode(*plan, q, out, *rows, 1).partial_floats() * sizeof(float);
-  const int64_t together = std::max<int64_t>(1, PARTIAL_BYTES / std::max<int64_t>(1, one));
-  for (; done < count;) {
-    const int64_t some = std::min(together, count - done);
-    upto.end = begin + done + some;
-    Decode(*plan, q + done * width, out + done * width, upto, some).run();
-    done += some;
+  const int64_t start = call->rows.end - call->count;
+  const int64_t one = Decode(*plan, call->q, call->out, call->rows, 1).partial_floats();
+  const int64_t together = std::max<int64_t>(1, PARTIAL_FLOATS / one);
+  CacheRows upto = call->rows;
+  for (int64_t done = 0; done < call->count; done = upto.end - start) {
+    upto.end = std::min(start + done + together, call->rows.end);
+    const int64_t at = done * width, some = upto.end - start - done;
+    Decode(*plan, call->q + at, call->out + at, upto, some).run();
   }
 }

@@ -61,32 +61,30 @@ void rotate_neighbours(float* y, const float* cos, const float* sin, int pairs) 
 }  // namespace
 }  // namespace ts
 
-extern "C" void ts_head_norm_rope(const ts::HeadPlan* plan, const float* q, const float* k,
-                                  const float* v, const float* cos, const float* sin, float* q_out,
-                                  float* k_rows, float* v_rows, int64_t capacity, int64_t row,
-                                  int64_t count) {
+extern "C" void ts_head_norm_rope(const ts::HeadPlan* plan, const ts::HeadCall* call) {
   using namespace ts;
   const HeadPlan& p = *plan;
-  const int64_t D = p.head_dim, q_heads = p.q_heads, kv_heads = k == nullptr ? 0 : p.kv_heads;
+  const HeadCall& c = *call;
+  const int64_t D = p.head_dim, q_heads = p.q_heads, kv_heads = c.k == nullptr ? 0 : p.kv_heads;
   const int64_t heads = q_heads + 2 * kv_heads;
-  const bool small = count * heads * D < FLOATS_WORTH_A_THREAD;
+  const bool small = c.count * heads * D < FLOATS_WORTH_A_THREAD;
 
   auto finish = [&](const NormPlan& norm, const float* from, float* to, int64_t t, bool rotated) {
     norm_head(norm, from, to, p.head_dim);
     if (!rotated) return;
     auto rotate = p.traditional ? rotate_neighbours : rotate_halves;
-    rotate(to, cos + t * p.pairs, sin + t * p.pairs, p.pairs);
+    rotate(to, c.cos + t * p.pairs, c.sin + t * p.pairs, p.pairs);
   };
   parallel(small ? 1 : p.threads, 0, [&](Region& region) {
-    for (int64_t t = region.begin(count); t < region.end(count); t++) {
+    for (int64_t t = region.begin(c.count); t < region.end(c.count); t++) {
       for (int64_t h = 0; h < q_heads; h++) {
         const int64_t at = (t * q_heads + h) * D;
-        finish(p.q, q + at, q_out + at, t, true);
+        finish(p.q, c.q + at, c.q_out + at, t, true);
       }
       for (int64_t h = 0; h < kv_heads; h++) {
-        const int64_t from = (t * kv_heads + h) * D, to = (h * capacity + row + t) * D;
-        finish(p.k, k + from, k_rows + to, t, true);
-        finish(p.v, v + from, v_rows + to, t, false);
+        const int64_t from = (t * kv_heads + h) * D, to = (h * c.capacity + c.row + t) * D;
+        finish(p.k, c.k + from, c.k_rows + to, t, true);
+        finish(p.v, c.v + from, c.v_rows + to, t, false);
       }
     }
   });

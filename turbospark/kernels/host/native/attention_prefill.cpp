@@ -22,8 +22,8 @@ constexpr float UNSEEN = -1e30f;
 template <int N>
 class Tile {
  public:
-  Tile(const AttendPlan& plan, const CacheRows& rows, int64_t count, char* scratch)
-      : plan_(plan), rows_(rows), count_(count), D_(plan.head_dim) {
+  Tile(const AttendPlan& plan, const AttendCall& call, char* scratch)
+      : plan_(plan), call_(call), D_(plan.head_dim) {
     Carver carver(scratch);
     q_ = carver.take<float>(D_ * N * LANES);
     out_ = carver.take<float>(D_ * N * LANES);
@@ -38,18 +38,18 @@ class Tile {
   }
 
   // Lane vector `index` of a head is tile index / group, head index % group of its group.
-  void attend(const float* q, float* out, int64_t head, int64_t index) {
-    const int64_t start = rows_.end - count_;
+  void attend(int64_t head, int64_t index) {
+    const int64_t count = call_.count, start = call_.rows.end - count;
     int64_t last = 0;
     for (int n = 0; n < N; n++) {
       const int64_t tile = (index + n) / plan_.group();
       first_[n] = start + tile * LANES;
-      live_[n] = static_cast<int>(std::min<int64_t>(LANES, count_ - tile * LANES));
+      live_[n] = static_cast<int>(std::min<int64_t>(LANES, count - tile * LANES));
       at_[n] = (tile * LANES * plan_.q_heads + head * plan_.group() +
                 (index + n) % plan_.group()) * D_;
       head_[n] = head * plan_.group() + (index + n) % plan_.group();
       last = std::max(last, first_[n] + live_[n] - 1);
-      gather(q + at_[n], n);
+      gather(call_.q + at_[n], n);
       top_[n] = splat(UNSEEN);
       total_[n] = F{};
     }
@@ -57,7 +57,7 @@ class Tile {
     const int64_t begin = plan_.first_seen(first_[0]);
     for (int64_t block = begin / BLOCK * BLOCK; block <= last; block += BLOCK)
       visit(head, std::max(block, begin), std::min(block + BLOCK, last + 1));
-    for (int n = 0; n < N; n++) finish(out + at_[n], n);
+    for (int n = 0; n < N; n++) finish(call_.out + at_[n], n);
   }
 
  private:
@@ -73,7 +73,7 @@ class Tile {
   void visit(int64_t head, int64_t begin, int64_t end) {
     const int count = static_cast<int>(end - begin);
     const float *k[BLOCK + WIDE], *v[BLOCK + WIDE];
-    find_rows(rows_, head, D_, begin, end, k, v);
+    find_rows(call_.rows, head, D_, begin, end, k, v);
     for (int i = count; i < count + WIDE; i++) k[i] = k[count - 1];
     for (int j = 0; j < count; j += WIDE) score(k + j, weights_ + j * N * LANES);
     F factor[N];
@@ -169,8 +169,7 @@ class Tile {
   }
 
   const AttendPlan& plan_;
-  const CacheRows& rows_;
-  const int64_t count_;
+  const AttendCall& call_;
   const int D_;
   float *q_, *out_, *weights_;
   int64_t first_[N], at_[N], head_[N];
@@ -181,12 +180,11 @@ class Tile {
 }  // namespace
 }  // namespace ts
 
-extern "C" void ts_attend_prefill(const ts::AttendPlan* plan, const float* q, float* out,
-                                  const ts::CacheRows* rows, int64_t count) {
+extern "C" void ts_attend_prefill(const ts::AttendPlan* plan, const ts::AttendCall* call) {
   using namespace ts;
-  const int64_t vectors = (count + LANES - 1) / LANES * plan->group();
+  const int64_t vectors = (call->count + LANES - 1) / LANES * plan->group();
   const int64_t pairs = (vectors + 1) / 2, tasks = plan->kv_heads * pairs;
-  const size_t bytes = (Tile<2>::bytes(plan->head_dim) + 63) / 64 * 64;
+  const size_t bytes = Tile<2>::bytes(plan->head_dim);
   Tickets tickets;
   parallel(plan->threads, bytes * plan->threads, [&](Region& region) {
     char* scratch = region.scratch + region.thread * bytes;
@@ -194,9 +192,9 @@ extern "C" void ts_attend_prefill(const ts::AttendPlan* plan, const float* q, fl
       // The last rows see most, so they go first.
       const int64_t head = task % plan->kv_heads, index = 2 * (pairs - 1 - task / plan->kv_heads);
       if (index + 1 < vectors)
-        Tile<2>(*plan, *rows, count, scratch).attend(q, out, head, index);
+        Tile<2>(*plan, *call, scratch).attend(head, index);
       else
-        Tile<1>(*plan, *rows, count, scratch).attend(q, out, head, index);
+        Tile<1>(*plan, *call, scratch).attend(head, index);
     }
   });
 }
