@@ -168,6 +168,7 @@ def test_vocabulary_without_byte_tokens_gives_unknown_for_a_character_it_lacks()
         ({"tokens": "abc"}, "tokens is str, not a list"),
         ({"tokens": [1, 2]}, "tokens holds at 0"),
         ({"tokens": [b"\xff"]}, "tokens holds at 0"),
+        ({"tokens": ["a", "\ud800"]}, "tokens holds at 1"),
         ({"scores": None}, "scores is missing"),
         ({"scores": [1.0]}, "scores has 1 entries"),
         ({"token_type": None}, "token_type is missing"),

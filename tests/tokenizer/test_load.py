@@ -259,6 +259,7 @@ def test_decoder_that_is_not_implemented_is_refused_by_name(tmp_path, decoder, n
         (b'{"bos_token": "\xff"}', "not readable JSON"),
         ({"bos_token": 7}, "bos_token is 7"),
         ({"eos_token": {"content": None}}, "eos_token is"),
+        ({"bos_token": "\ud800"}, "not a token's text"),
         ({"eos_token": "<missing>"}, "eos_token is '<missing>', which .* does not hold"),
         ({"add_bos_token": "yes"}, "neither true nor false"),
         ({"add_eos_token": True}, "no file says which token eos_token is"),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from turbospark.errors import TokenizerError
-from turbospark.tokenizer.shapes import is_list, is_object
+from turbospark.tokenizer.shapes import is_list, is_object, is_utf8
 from turbospark.tokenizer.vocabulary import AddedToken
 
 _NAMED = (
@@ -80,7 +80,7 @@ class TokenizerFiles:
         path = self.folder / "added_tokens.json"
         for content, token in read_json(path).items():
             found[_token_id(token, content, path)] = AddedToken(
-                content=content, id=token, special=content in special
+                content=_token_text(content, "a token", path), id=token, special=content in special
             )
         entries: Any = self.settings.get("added_tokens_decoder")
         if entries is not None and not is_object(entries):
@@ -103,7 +103,7 @@ class TokenizerFiles:
 
 def _token_text(value: Any, name: str, path: Path) -> str:
     text = value.get("content") if is_object(value) else value
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or not is_utf8(text):
         raise TokenizerError(f"{path}: {name} is {value!r}, not a token's text")
     return text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from turbospark.errors import TokenizerError
 from turbospark.tokenizer.sentencepiece_model import PIECE_TYPES
-from turbospark.tokenizer.shapes import is_list, is_sequence
+from turbospark.tokenizer.shapes import is_list, is_sequence, is_utf8
 
 KEY = "tokenizer.ggml."
 
@@ -56,14 +56,16 @@ class GGUFFields:
 
     def texts(self, key: str) -> list[str]:
         values = self.items(key)
-        if all(type(value) is str for value in values):
+        if all(type(value) is str for value in values) and is_utf8("".join(values)):
             return values
         return [self._as_text(key, index, value) for index, value in enumerate(values)]
 
     def _as_text(self, key: str, index: int, value: Any) -> str:
         try:
-            return value.decode() if isinstance(value, bytes) else str.__str__(value)
-        except (UnicodeDecodeError, TypeError):
+            text = value.decode() if isinstance(value, bytes) else str.__str__(value)
+            text.encode()
+            return text
+        except (UnicodeError, TypeError):
             raise self.fail(key, f"holds at {index} something that is no UTF-8 text") from None
 
     def tokens(self) -> list[str]:

@@ -19,6 +19,15 @@ def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping)
 
 
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 can write a text: JSON may hold halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a list of things rather than text or one thing."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
