@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbospark.errors import ConfigError, UnsupportedError
@@ -78,6 +78,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from([*ToyConfig.__slots__, "other"]), JSON))
 def test_any_json_is_read_or_refused(raw):
     try:
