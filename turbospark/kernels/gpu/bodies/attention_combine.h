@@ -51,6 +51,7 @@ for (int group = 0; group < KEY_GROUPS; group++) {
 }
 total = HAS_SINKS ? metal::fast::exp(sink - top) : 0.0f;
 UNROLL for (int group = 0; group < KEY_GROUPS; group++) { total += group_total[group]; }
+const float inverse = 1.0f / total;
 for (int d = thread_index; d < D; d += THREADS) {
-  y[query * D + d] = static_cast<T>(joined[d] / total);
+  y[query * D + d] = static_cast<T>(joined[d] * inverse);
 }

@@ -1,0 +1,106 @@
+"""Every body keeps the rules, and each rule finds what it is there for."""
+
+from collections.abc import Callable, Iterator
+from importlib import resources
+
+import pytest
+from kernels import body_lint
+from kernels.body_lint import RULES, Body
+from kernels.cases_gpu import EMULATION
+
+from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS
+from turbospark.kernels.gpu.int4_gemv import KERNEL as INT4_GEMV
+from turbospark.kernels.gpu.kernel import Kernel, header
+from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
+
+FOLDER = resources.files("turbospark.kernels.gpu")
+
+# Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
+# - codes: whole rows of K / 8 words, K a multiple of 32;
+# - row: of a cache block, an array of its own, of D values, D a multiple of 8;
+# - partials: an output of attention_partials, rows of D floats.
+KERNELS = {
+    "int4_gemv": (INT4_GEMV, {"x", "codes"}, {"codes"}),
+    "rms_norm": (RMS_NORM, set(), set()),
+    "attention_partials": (PARTIALS, {"sealed_k", "sealed_v", "tail_k", "tail_v"}, {"row"}),
+    "attention_combine": (COMBINE, {"partials"}, {"partials"}),
+}
+
+
+def body_of(name: str) -> Body:
+    kernel, long_inputs, aligned = KERNELS[name]
+    text = FOLDER.joinpath(f"bodies/{name}.h").read_text("utf-8")
+    return Body(text, kernel.inputs, kernel.outputs, frozenset(long_inputs), frozenset(aligned))
+
+
+def test_every_body_is_linted() -> None:
+    files = {file.name for file in FOLDER.joinpath("bodies").iterdir()}
+    assert files == {f"{name}.h" for name in KERNELS}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("name", KERNELS)
+def test_bodies_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) -> None:
+    assert list(rule(body_of(name))) == []
+
+
+@pytest.mark.parametrize(
+    "rule", [body_lint.text_is_ascii, body_lint.mlx_names_are_left_alone], ids=lambda r: r.__name__
+)
+@pytest.mark.parametrize("name", ["metal.h", "common.h"])
+def test_preludes_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) -> None:
+    text = FOLDER.joinpath(f"dialect/{name}").read_text("utf-8")
+    assert list(rule(Body(text, (), ()))) == []
+
+
+PLANTED = [
+    ("pointers_have_a_space", "const float* p = x;", "without an address space"),
+    ("pointers_have_a_space", "float& r = v;", "without an address space"),
+    ("short_inputs_are_only_indexed", "y[0] = load_floats<4>(x).v[0];", "passed on by pointer"),
+    ("names_do_not_bind_by_accident", "int max_shape = 3;", "'x_shape'"),
+    ("names_do_not_bind_by_accident", "int my_grid_size = 3;", "'grid_size'"),
+    ("bindings_are_few", "int n = x_shape[0];", "32 bindings"),
+    ("text_is_ascii", "// the µ kernel", "not ASCII"),
+    ("mlx_names_are_left_alone", "struct Limits { int a; };", "MLX's own"),
+    ("mlx_names_are_left_alone", "namespace metal { int a; }", "inside namespace metal"),
+    ("language_is_metal", "if (lane > 3) return;", "'return'"),
+    ("language_is_metal", "double d = 0;", "'double'"),
+    ("language_is_metal", "threadgroup_barrier(mem_flags::mem_none);", "'mem_none'"),
+    ("language_is_metal", "size_t n = 0;", "'size_t'"),
+    ("language_is_metal", "v = std::max(v, 0.0f);", "std::"),
+    ("language_is_metal", "auto f = [&](int i) { v += i; };", "lambdas"),
+    ("language_is_metal", "float (*f)(float) = g;", "function pointers"),
+    ("literals_are_floats", "float v = 2.0 * 1.0f;", "2.0 is a double"),
+    ("literals_are_floats", "float v = 1.5e-3;", "1.5e-3 is a double"),
+    ("vector_types_are_packs", "float3 v;", "float3"),
+    ("wide_loads_are_aligned", "auto p = load_pack<4>(x + 1);", "load_pack from 'x'"),
+    ("nothing_is_atomic", "atomic_fetch_add_explicit(y, 1, memory_order_relaxed);", "atomics"),
+    ("private_arrays_are_unrolled", "float v[4]; for (int i = 0; i < 4; i++) { v[i] = 0.0f; }",
+     "indexed by 'i' at run time"),
+    ("private_arrays_are_unrolled", "float v[4]; v[lane & 3] = 0.0f;", "indexed by 'lane'"),
+    ("data_flows_one_way", "x[0] = 0.0f;", "input 'x' is written"),
+    ("data_flows_one_way", "y[0] += 1.0f;", "output 'y' is read"),
+    ("data_flows_one_way", "float v = y[0];", "output 'y' is read"),
+    ("loops_do_not_divide", "for (int i = 0; i < K; i++) { n += i % count; }", "'% count'"),
+    ("loops_do_not_divide", "for (int i = 0; i < K; i++) { s += metal::exp(s); }", "'exp('"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rule", "text", "message"), PLANTED)
+def test_a_planted_violation_is_found(rule: str, text: str, message: str) -> None:
+    others = tuple(f"other{i}" for i in range(30)) if rule == "bindings_are_few" else ()
+    body = Body(text, ("x", *others[:29]), ("y",), frozenset(others))
+    found = list(getattr(body_lint, rule)(body))
+    assert any(message in line for line in found), found
+
+
+def test_every_rule_has_a_planted_violation() -> None:
+    assert {rule.__name__ for rule in RULES} == {rule for rule, _, _ in PLANTED}
+
+
+@pytest.mark.parametrize("kernel", [k for k, _, _ in KERNELS.values()], ids=lambda k: k.name)
+def test_comments_never_reach_mlx(kernel: Kernel) -> None:
+    for text in (kernel.source, header(EMULATION)):
+        assert "//" not in text
+        assert "/*" not in text
+        assert "\n\n" not in text
