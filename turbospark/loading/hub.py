@@ -1,5 +1,6 @@
 """Downloads from the Hugging Face Hub; huggingface_hub is imported when first needed."""
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import mlx.core as mx
 
 from turbospark.errors import CheckpointError, SourceError
 from turbospark.loading.safetensors import DTYPES
+
+_LOG = logging.getLogger("turbospark")
 
 PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
 """Files of a safetensors checkpoint; those in subfolders are other exports of the same model."""
@@ -30,24 +33,42 @@ def download(repo: str, file: str, revision: str | None, local_files_only: bool)
 
     client: Any = huggingface_hub
 
-    try:
-        patterns: Sequence[str] = (file,) if file else PATTERNS
-        if not file and not local_files_only:
-            patterns = _choose(repo, client.list_repo_files(repo, revision=revision))
+    def snapshot(patterns: Sequence[str], local: bool) -> Path:
         folder: str = client.snapshot_download(
             repo,
             revision=revision,
             allow_patterns=list(patterns),
             ignore_patterns=None if file else ["*/*"],
-            local_files_only=local_files_only,
+            local_files_only=local,
         )
+        return Path(folder)
+
+    try:
+        if file or local_files_only:
+            folder = snapshot((file,) if file else PATTERNS, local_files_only)
+        else:
+            files = _list(client, repo, revision)
+            folder = (
+                snapshot(PATTERNS, True) if files is None else snapshot(_choose(repo, files), False)
+            )
     except SourceError:
         raise
     except Exception as error:
         raise SourceError(_explain(repo, file, revision, local_files_only, error)) from error
-    if file and not (Path(folder) / file).exists():
+    if file and not (folder / file).exists():
         raise SourceError(f"{repo} has no file {file!r} on the Hub")
-    return Path(folder)
+    return folder
+
+
+def _list(client: Any, repo: str, revision: str | None) -> Sequence[str] | None:
+    """The files of a repository, or None where the Hub cannot be reached."""
+    try:
+        return client.list_repo_files(repo, revision=revision)
+    except Exception as error:
+        if not _is_offline(error):
+            raise
+        _LOG.warning("turbospark: the Hub cannot be reached; looking for an earlier download")
+        return None
 
 
 def headers(
@@ -120,19 +141,19 @@ def _explain(
         )
     if "RevisionNotFoundError" in kinds:
         return f"{repo} has no revision {revision!r}"
+    if _is_offline(error):
+        return (
+            f"{name!r} is no local path, the Hub cannot be reached ({_short(error)}), and there is "
+            "no earlier download; connect, or give the path of a folder or .gguf file"
+        )
     if "EntryNotFoundError" in kinds:
         return f"{repo}{at} has no file {file!r} on the Hub"
-    if kinds & {"OfflineModeIsEnabled", "LocalEntryNotFoundError"} or _is_connection(kinds):
-        return (
-            f"{name!r} is no local path, and the Hub cannot be reached ({_short(error)}); connect, "
-            "or give the path of a folder or .gguf file on this machine"
-        )
     return f"{name}{at} cannot be fetched from the Hub: {_short(error)}"
 
 
-def _is_connection(kinds: set[str]) -> bool:
-    words = ("Connection", "Connect", "Timeout", "NetworkError", "ProxyError", "TransportError")
-    return any(word in kind for kind in kinds for word in words)
+def _is_offline(error: Exception) -> bool:
+    words = ("OfflineMode", "LocalEntryNotFound", "Connect", "Timeout", "NetworkError", "Proxy")
+    return any(word in kind.__name__ for kind in type(error).__mro__ for word in words)
 
 
 def _short(error: Any) -> str:
