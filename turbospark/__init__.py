@@ -29,16 +29,15 @@ from turbospark.errors import (
 from turbospark.version import __version__
 
 try:
-    import mlx.core
+    importlib.import_module("mlx.core")
 except ImportError as error:
     raise BackendError(
         f"MLX has no back end on this machine ({error}); install one: "
         'pip install "turbospark[cpu]" for a CPU, "turbospark[cuda13]" for an NVIDIA GPU'
     ) from error
-else:
-    del mlx
 
 if TYPE_CHECKING:
+    from turbospark import kernels
     from turbospark.api import (
         Engine,
         generate,

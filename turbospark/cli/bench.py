@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten  # pyright: ignore[reportUnknownVariableType]
 
 from turbospark.api import Engine
 from turbospark.cli.engine import open_engine
@@ -21,6 +21,7 @@ from turbospark.cli.output import Console
 from turbospark.errors import OptionError
 from turbospark.runner.loops import prefill
 from turbospark.runner.runner import Runner
+from turbospark.sampling.view import as_numpy
 from turbospark.version import __version__
 
 _STREAM_BYTES = 1 << 28
@@ -65,7 +66,7 @@ def decode_rate(runner: Runner, count: int) -> float:
     logits = cast(mx.array, runner.prefill_chunk([_SEED % runner.model.vocab_size], 0))
     began = time.perf_counter()
     for position in range(1, count + 1):
-        logits = runner.produce(int(np.argmax(np.asarray(logits))), position)
+        logits = runner.produce(int(np.argmax(as_numpy(logits))), position)
     return count / (time.perf_counter() - began)
 
 
@@ -73,7 +74,6 @@ def memory_bandwidth() -> float:
     """Bytes a second of reading a large array: all cores of a CPU, or the GPU."""
     if mx.default_device() == mx.Device(mx.gpu):
         block = mx.zeros((_STREAM_BYTES,), mx.float32)
-        mx.eval(block)  # noqa: TID251  # the measurement itself
         return max(_timed(lambda: mx.max(block).item(), block.nbytes) for _ in range(7))
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     parts = np.array_split(np.ones(_STREAM_BYTES // 8, dtype=np.int64), threads or 1)

@@ -1,6 +1,7 @@
 """`turbospark chat`: one conversation on the terminal."""
 
 import argparse
+import importlib
 import json
 import sys
 
@@ -54,7 +55,7 @@ def _begin(conversation: Conversation, system: str | None, has_template: bool) -
 
 def _read_line() -> str | None:
     if sys.stdin.isatty():
-        import readline  # noqa: F401  # gives `input` line editing
+        importlib.import_module("readline")  # gives `input` line editing
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):

@@ -70,7 +70,7 @@ def unbuilt_given(arguments: argparse.Namespace) -> dict[str, Any]:
 def configuration(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
     """Every option of a command with its value and where that comes from."""
     found: dict[str, tuple[Any, str]] = {}
-    tables: tuple[Table, ...] = arguments.tables
+    tables: tuple[type[Any], ...] = arguments.tables
     for table in tables:
         wanted = given(arguments, table)
         values = resolve(table, wanted)

@@ -7,6 +7,7 @@ import numpy as np
 
 from turbospark.errors import ContextLengthError, NonFiniteError, ProducerError, TurbosparkError
 from turbospark.protocols import CausalModel, Phase
+from turbospark.sampling.view import as_numpy
 from turbospark.sessions.session import Session
 
 _DIAGNOSIS_CHUNK = 256
@@ -61,20 +62,24 @@ def _evaluated(
         output = model(fed, session.caches, phase=phase, logits="last")
         if output.logits is None:
             raise ProducerError("the model returned no logits where the last row's were asked for")
-        row = output.logits.reshape(-1)
-        mx.eval(row)
+        row = output.logits[-1]
+        _evaluate(row)
         return row
     # The last layer's residual stream needs every row that the caches took.
     last = model.num_layers - 1
     output = model(fed, session.caches, phase=phase, logits="none", taps=(last,))
-    mx.eval(output.taps[last])
+    _evaluate(output.taps[last])
     return None
+
+
+def _evaluate(array: mx.array) -> None:
+    mx.eval(array)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _check_finite(
     logits: mx.array, model: CausalModel, session: Session, tokens: Sequence[int]
 ) -> None:
-    if np.isfinite(np.asarray(logits)).all():
+    if np.isfinite(as_numpy(logits)).all():
         return
     position = len(session.fed_ids) + len(tokens) - 1
     where = first_bad_layer(model, session, [*session.fed_ids.ids, *tokens])
@@ -90,7 +95,7 @@ def first_bad_layer(model: CausalModel, session: Session, tokens: Sequence[int])
         fed = mx.array(np.array(tokens[start : start + _DIAGNOSIS_CHUNK], dtype=np.int32))
         output = model(fed, caches, phase=Phase.PREFILL, logits="none", taps=tuple(layers))
         for layer in layers:
-            bad = ~np.isfinite(np.asarray(output.taps[layer].astype(mx.float32))).all(axis=-1)
+            bad = ~np.isfinite(as_numpy(output.taps[layer].astype(mx.float32))).all(axis=-1)
             if bad.any() and (worst is None or layer < worst[0]):
                 worst = layer, start + int(np.argmax(bad))
     if worst is None:

@@ -1,7 +1,7 @@
 """Prompts: text, token ids, or messages."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -56,9 +56,10 @@ def prompt_ids(prompt: Any, tokenizer: TextCodec, vocab_size: int) -> list[int]:
     if isinstance(prompt, str):
         return check_ids(encode_text(prompt, tokenizer), vocab_size) if prompt else check_ids([], 1)
     if isinstance(prompt, mx.array | np.ndarray):
-        if prompt.ndim != 1:
-            raise PromptError(f"a prompt array of shape {tuple(prompt.shape)}: one row is needed")
-        return check_ids(np.array(prompt).tolist(), vocab_size)
+        rows: Any = np.array(cast(Any, prompt))
+        if rows.ndim != 1:
+            raise PromptError(f"a prompt array of shape {rows.shape}: one row is needed")
+        return check_ids(rows.tolist(), vocab_size)
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
         raise PromptError(
             f"a prompt of type {type(prompt).__name__}: give text, token ids, or messages"

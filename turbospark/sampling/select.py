@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +12,7 @@ from turbospark.sampling.config import check_logit_bias, check_sampling
 from turbospark.sampling.ranking import Scores, best
 from turbospark.sampling.shaping import draw, log_softmax, penalise, survivors
 from turbospark.sampling.uniform import fresh_seed, seeded_uniform
+from turbospark.sampling.view import as_numpy
 from turbospark.settings import GenerationConfig
 
 Sampler = Callable[[mx.array], Any]
@@ -108,7 +109,7 @@ class Chooser:
             return _run_sampler(self._sampler, scores)
         config = self.config
         if config.temperature == 0.0:
-            return int(np.argmax(np.asarray(scores)))
+            return int(np.argmax(as_numpy(scores)))
         penalised = penalise(_float64(scores), history, history[prompt_tokens:], config)
         uniform = seeded_uniform(self.seed, len(history) - prompt_tokens)
         return draw(penalised, survivors(penalised, config), config.temperature, uniform)
@@ -116,7 +117,7 @@ class Chooser:
 
 def _run_sampler(sampler: Sampler, scores: mx.array) -> int:
     answer = sampler((scores - mx.logsumexp(scores))[None])
-    token = int(answer.item() if isinstance(answer, mx.array) else answer)
+    token = int(np.array(answer).item())
     if not 0 <= token < scores.shape[-1]:
         raise OptionError(f"the sampler gave token {token}; ids run to {scores.shape[-1] - 1}")
     return token
@@ -130,21 +131,21 @@ def _refuse_beside_sampler(config: GenerationConfig) -> None:
 
 
 def _float64(scores: mx.array) -> Scores:
-    return np.asarray(scores.astype(mx.float32)).astype(np.float64)
+    return as_numpy(scores.astype(mx.float32)).astype(np.float64)
 
 
 def _biased(scores: mx.array, bias: dict[int, float]) -> mx.array:
     ids, values = mx.array(list(bias)), mx.array(list(bias.values()))
-    return scores.at[ids].add(values)
+    return scores.at[ids].add(values)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _check_finite(logits: mx.array, position: int) -> None:
-    if not np.isfinite(np.asarray(logits)).all():
+    if not np.isfinite(as_numpy(logits)).all():
         raise NonFiniteError(f"the logits of position {position} hold NaN or infinity")
 
 
 def _check_choosable(scores: mx.array, position: int) -> None:
-    top = float(cast(Any, np.asarray(scores).max()))
+    top = float(as_numpy(scores).max())
     if not np.isfinite(top):
         raise NonFiniteError(
             f"logits processors or logit_bias left no token to choose at position {position}: "

@@ -32,7 +32,8 @@ def write_tiny_checkpoint(folder: Path, *, seed: int = 5) -> Path:
         name: mx.array((rng.integers(-64, 65, shape) / 256).astype(np.float32))
         for name, shape in _llama_shapes(config).items()
     }
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    path = str(folder / "model.safetensors")
+    mx.save_safetensors(path, weights)  # pyright: ignore[reportUnknownMemberType]
     return folder
 
 
