@@ -45,12 +45,13 @@ def llama_shapes():
 
 
 def llama_weights(seed=0):
-    """Random float32 weights of the tiny llama."""
+    """Random float32 weights of the tiny llama, exact in bfloat16."""
     draw = np.random.default_rng(seed)
-    return {
-        name: (draw.integers(-64, 65, size=shape) / 512 + (len(shape) == 1)).astype(np.float32)
-        for name, shape in llama_shapes().items()
-    }
+    weights = {}
+    for name, shape in llama_shapes().items():
+        numbers = draw.integers(-64, 65, size=shape)
+        weights[name] = (numbers / 512 if len(shape) == 2 else 1 + numbers / 128).astype(np.float32)
+    return weights
 
 
 def bfloat16(values):
