@@ -7,7 +7,7 @@ and other scripts alone.
 
 import json
 from collections.abc import Iterator, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 from turbospark.errors import TemplateError
@@ -71,7 +71,7 @@ class Template:
         self._refuse_unread(extra | ({"tools"} if conversation.tools else set[str]()))
         given = {"tools": conversation.tools, "documents": None, **values}
         messages = fitted_messages(
-            conversation.messages, cache(lambda form: self._takes_form(form, given))
+            conversation.messages, cache(partial(self._takes_form, values=given))
         )
         text = self._run({**given, "messages": messages})
         return self._left_open(text, messages) if conversation.is_open else text
@@ -107,7 +107,7 @@ class Template:
 
         values = {**values, "range": bounded_range()}
         try:
-            return "".join(_bounded(self._template.generate(**values), self._origin))
+            return "".join(_bounded(self._template.generate(values), self._origin))
         except TemplateError:
             raise
         except jinja2.TemplateError as error:

@@ -76,10 +76,13 @@ class TokenizersVocabulary:
         return read_decoding(state, self.source)
 
     def _count(self) -> int:
-        ids: Mapping[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not ids:
+        count = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        if not count:
             raise TokenizerError(f"{self.source} has an empty vocabulary")
-        return max(max(ids.values()), *self._spellings, 0) + 1
+        if any(self._tokenizer.id_to_token(token) is None for token in range(count)):
+            ids: Mapping[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+            count = max(ids.values()) + 1
+        return max(count, *(token + 1 for token in self._spellings), 0)
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         def work() -> list[int]:
