@@ -146,6 +146,23 @@ def test_continuing_a_rewound_wrapped_ring_equals_a_straight_run():
     )
 
 
+def test_forks_that_write_in_place_do_not_meet_in_one_tail():
+    one = KVCache(HEADS, DIM, 4096)
+    write(one, 0, 9)
+    other = one.fork()
+    write(one, 100, 2)
+    write(other, 200, 3)
+    assert numbers(one.rows(), 0) == [*range(9), 100, 101]
+    assert numbers(other.rows(), 0) == [*range(9), 200, 201, 202]
+
+
+def write(cache, start, count):
+    block, row = cache.reserve(count)
+    for to, rows in zip((block.k, block.v), numbered(start, count), strict=True):
+        np.asarray(to)[:, row : row + count] = np.array(rows).swapaxes(0, 1)
+    cache.advance(count)
+
+
 def test_fork_writes_what_the_original_does_not_see_and_the_reverse():
     original = KVCache(HEADS, DIM, 4096)
     feed(original, 0, 2 * TAIL_ROWS + 9, TAIL_ROWS)

@@ -168,7 +168,6 @@ class RowCache(ABC):
         sealed, needed = self._sealed, min(end, self._limit)
         have = sealed.capacity if sealed is not None else 0
         if sealed is not None and have >= needed:
-            self._sealed = None  # so that the write that follows finds it unshared
             return sealed
         whole_tails = -(-needed // TAIL_ROWS) * TAIL_ROWS
         grown = self._new_block(min(self._limit, max(2 * have, whole_tails)), dtype)
