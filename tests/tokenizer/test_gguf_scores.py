@@ -90,7 +90,7 @@ def test_begin_and_end_of_text_follow_the_flags():
     assert build().encode("") == [1]
     assert build(add_eos_token=True).encode("") == [1, 2]
     assert build(add_bos_token=False).encode("") == []
-    assert build(add_bos_token=np.bool_(False), bos_token_id=None).encode("") == []
+    assert build(bos_token_id=None).encode("") == []
     assert TOKENIZER.encode("a", add_special_tokens=False) == slow_ids("a")
 
 
@@ -176,7 +176,7 @@ def test_vocabulary_without_byte_tokens_gives_unknown_for_a_character_it_lacks()
         ({"bos_token_id": 10**6}, "outside the"),
         ({"eos_token_id": -1}, "outside the"),
         ({"eos_token_id": "2"}, "not a token id"),
-        ({"bos_token_id": None}, "add_bos_token is true"),
+        ({"bos_token_id": None, "add_bos_token": True}, "add_bos_token is true"),
         ({"add_eos_token": "yes"}, "neither true nor false"),
         ({"add_eos_token": True, "eos_token_id": None}, "add_eos_token is true"),
     ],

@@ -191,8 +191,8 @@ def _special_tokens(
         )
     }  # fmt: skip
     bos, eos = ids["bos_token"], ids["eos_token"]
-    # where the file does not say, and for Gemma 4 whatever it says, as llama.cpp does
-    adds_bos = fields.flag("add_bos_token", default=kind == "llama") or kind == "gemma4"
+    adds_bos = fields.flag("add_bos_token", default=bos is not None and _adds_bos(fields, kind))
+    adds_bos |= kind == "gemma4"  # early files deny it, and the model talks garbage without
     adds_eos = fields.flag("add_eos_token", default=False)
     for wanted, token, key in ((adds_bos, bos, "bos"), (adds_eos, eos, "eos")):
         if wanted and token is None:
@@ -206,6 +206,13 @@ def _special_tokens(
         after=(eos,) if adds_eos and eos is not None else (),
         named={name: tokens[token] for name, token in ids.items() if token is not None},
     )
+
+
+def _adds_bos(fields: GGUFFields, kind: str) -> bool:
+    """Whether begin of text is added where the file does not say; llama.cpp's defaults."""
+    if kind == "gpt2":
+        return PRE_TOKENIZERS[fields.text("pre")].adds_bos
+    return True
 
 
 def _ends_by_text(tokens: list[str], types: list[int]) -> set[int]:

@@ -45,16 +45,18 @@ class PreTokenizer:
         patterns: applied one after the other; what each matches becomes a piece.
         whole_words: a piece that is a token by itself is not merged up from its bytes.
         nfc: the text is brought into Unicode's composed form first.
+        adds_bos: begin of text is put before a text where the file does not say.
     """
 
     patterns: tuple[str, ...]
     whole_words: bool = False
     nfc: bool = False
+    adds_bos: bool = False
 
 
 _GPT2_LIKE = PreTokenizer((_GPT2,))
 _DIGITS_THEN_GPT2 = PreTokenizer((r"\p{N}", _GPT2))
-_LLAMA3_LIKE = PreTokenizer((_LLAMA3,), whole_words=True)
+_LLAMA3_LIKE = PreTokenizer((_LLAMA3,), whole_words=True, adds_bos=True)
 _QWEN2_LIKE = PreTokenizer((_QWEN2,), nfc=True)
 
 PRE_TOKENIZERS = {
@@ -73,7 +75,11 @@ PRE_TOKENIZERS = {
     "llama3": _LLAMA3_LIKE,
     "llama-v3": _LLAMA3_LIKE,
     "llama-bpe": _LLAMA3_LIKE,
-    "smaug-bpe": _LLAMA3_LIKE,
+    "falcon3": _LLAMA3_LIKE,
+    "falcon-h1": _LLAMA3_LIKE,
+    "pixtral": _LLAMA3_LIKE,
+    "lfm2": _LLAMA3_LIKE,
+    "smaug-bpe": PreTokenizer((_LLAMA3,)),
     "dbrx": PreTokenizer((_LLAMA3,)),
     "glm4": PreTokenizer((_LLAMA3,)),
     "chatglm-bpe": PreTokenizer((_LLAMA3,)),
@@ -81,7 +87,7 @@ PRE_TOKENIZERS = {
     "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
     "stablelm2": PreTokenizer((_QWEN2,)),
     "qwen35": PreTokenizer((_QWEN35,), nfc=True),
-    "tekken": PreTokenizer((_TEKKEN,), whole_words=True),
+    "tekken": PreTokenizer((_TEKKEN,), whole_words=True, adds_bos=True),
     "gpt-4o": PreTokenizer((_GPT4O,)),
     "deepseek-v3": PreTokenizer(_DEEPSEEK3),
 }
