@@ -156,6 +156,27 @@ def test_forks_that_write_in_place_do_not_meet_in_one_tail():
     assert numbers(other.rows(), 0) == [*range(9), 200, 201, 202]
 
 
+def test_rows_that_a_ring_overwrote_stay_lost_after_a_rewind():
+    cache = ring(window=7, slack=6)
+    feed(cache, 0, 300, 150)
+    feed(cache, 300, 2)
+    first = cache.rows().first
+    cache.rewind(5)
+    feed(cache, 1000, 1)
+    feed(cache, 1001, 150)
+    assert cache.rows().first == first == 300 - 13
+
+
+def test_writing_in_place_leaves_the_rows_that_were_handed_in_alone():
+    cache = KVCache(1, DIM, 4096)
+    k = mx.zeros((TAIL_ROWS, 1, DIM))
+    cache.append(k, k)
+    cache.rewind(1)
+    block, row = cache.reserve(1)
+    np.asarray(block.k)[:, row] = 1
+    assert mx.all(k == 0)
+
+
 def write(cache, start, count):
     block, row = cache.reserve(count)
     for to, rows in zip((block.k, block.v), numbered(start, count), strict=True):

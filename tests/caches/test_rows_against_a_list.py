@@ -70,7 +70,7 @@ OPERATIONS = st.lists(
 
 
 @pytest.mark.parametrize("kind", ["full", "ring"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(operations=OPERATIONS)
 def test_rows_equal_a_list_after_any_operations(kind, operations):
     with pytest.MonkeyPatch.context() as patch:
