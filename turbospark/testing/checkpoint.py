@@ -9,21 +9,26 @@ import mlx.core as mx
 import numpy as np
 
 
-def write_tiny_checkpoint(folder: Path, *, seed: int = 5) -> Path:
+def write_tiny_checkpoint(folder: Path, *, seed: int = 5, **config_values: Any) -> Path:
     """Write a llama checkpoint of random weights with a byte-level tokenizer.
 
     It loads in a moment and talks nonsense; every shape differs from every other.
 
+    Args:
+        folder: made if it is not there.
+        seed: of the weights.
+        config_values: go into config.json, in place of what stands there.
+
     Returns:
-        the folder, which is made.
+        the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
+    config: dict[str, Any] = {
         "model_type": "llama", "vocab_size": 259, "hidden_size": 48, "intermediate_size": 80,
         "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
         "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu",
-        "bos_token_id": 256, "eos_token_id": 257,
+        "bos_token_id": 256, "eos_token_id": 257, **config_values,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(_byte_level_tokenizer()))
