@@ -6,15 +6,13 @@ attention and MLP too. Five of six layers see a window and rotate with a base of
 Source: transformers 5.24, models/gemma3. Checkpoint: google/gemma-3-270m.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from turbospark.caches.kv import KVCache
-from turbospark.caches.ring import RingCache
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.nn.attention import Attend, HeadNormRope
@@ -30,14 +28,15 @@ from turbospark.nn.config import (
     read_config,
     refuse,
 )
-from turbospark.nn.forward import finish, run_layers
+from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.gguf import BLOCK_NAMES, Metadata, common_config
-from turbospark.nn.linear import Embedding, Linear, RMSNorm
-from turbospark.nn.projections import GatedMLP, NormedProjections, OutputHead, ProjectedResidual
+from turbospark.nn.linear import Linear, RMSNorm
+from turbospark.nn.mlp import MLP
+from turbospark.nn.projections import NormedProjections, ProjectedResidual
 from turbospark.nn.rope import read_rope
 from turbospark.nn.scaled_embedding import ScaledEmbedding
 from turbospark.nn.weights import text_weights
-from turbospark.protocols import Family, ForwardOutput, GGUFMapping, LogitRows, Phase
+from turbospark.protocols import Family, GGUFMapping, Phase
 
 BESIDE_TEXT = ("vision_tower", "multi_modal_projector")
 
@@ -71,6 +70,11 @@ class Gemma3Config:
         pattern = self.sliding_window_pattern or self._sliding_window_pattern or 6
         return layer_schedule(self.num_hidden_layers, self.layer_types, pattern)
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        window = self.sliding_window
+        return tuple(window if kind == "sliding_attention" else None for kind in self.schedule)
+
 
 class Gemma3Attention(nn.Module):
     def __init__(
@@ -90,29 +94,10 @@ class Gemma3Attention(nn.Module):
         self.attend = Attend(heads, scale=config.query_pre_attn_scalar**-0.5, window=window)
         self.output = ProjectedResidual(self.o_proj, post)
 
-    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+    def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
         q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
         return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
-
-
-class Gemma3MLP(nn.Module):
-    def __init__(self, config: Gemma3Config, norm: RMSNorm, post: RMSNorm) -> None:
-        super().__init__()
-        C, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj, self.up_proj = Linear(C, inner), Linear(C, inner)
-        self.down_proj = Linear(inner, C)
-        self.step = GatedMLP(
-            norm,
-            self.gate_proj,
-            self.up_proj,
-            self.down_proj,
-            activation=read_activation("hidden_activation", config.hidden_activation),
-            post_norm=post,
-        )
-
-    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
-        return self.step(h, phase)
 
 
 class Gemma3Layer(nn.Module):
@@ -126,79 +111,33 @@ class Gemma3Layer(nn.Module):
         self.self_attn = Gemma3Attention(
             config, rope, window, self.input_layernorm, self.post_attention_layernorm
         )
-        self.mlp = Gemma3MLP(
-            config, self.pre_feedforward_layernorm, self.post_feedforward_layernorm
+        self.mlp = MLP(
+            C,
+            config.intermediate_size,
+            self.pre_feedforward_layernorm,
+            activation=read_activation("hidden_activation", config.hidden_activation),
+            post_norm=self.post_feedforward_layernorm,
         )
 
-    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+    def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         return self.mlp(self.self_attn(h, cache, phase), phase)
 
 
-class Gemma3Stack(nn.Module):
-    """Table, layers and final norm: what checkpoints call `model`."""
-
+class Gemma3Model(CausalLM):
     def __init__(self, config: Gemma3Config, ropes: Mapping[LayerType, Rope]) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        windows = {"full_attention": None, "sliding_attention": config.sliding_window}
-        self.layers = [Gemma3Layer(config, ropes[kind], windows[kind]) for kind in config.schedule]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1.0)
-
-
-class Gemma3Model(nn.Module):
-    def __init__(self, config: Gemma3Config, ropes: Mapping[LayerType, Rope]) -> None:
-        super().__init__()
+        kinds = zip(config.schedule, config.windows, strict=True)
+        layers = [Gemma3Layer(config, ropes[kind], window) for kind, window in kinds]
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps, offset=1.0)
+        decoder = Decoder(config, layers, norm)
+        super().__init__(config, decoder, ScaledEmbedding(decoder.embed_tokens, config.hidden_size))
         self.config = config
-        self.model = Gemma3Stack(config, ropes)
-        if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        head = self.model.embed_tokens if config.tie_word_embeddings else self.lm_head
-        self.embed = ScaledEmbedding(self.model.embed_tokens, config.hidden_size)
-        self.head = OutputHead(self.model.norm, head)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def max_position(self) -> int:
-        return self.config.max_position_embeddings
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_hidden_layers
-
-    def make_caches(self, max_context: int, slack: int) -> list[KVCache | RingCache]:
-        Hkv, D, W = (
-            self.config.num_key_value_heads,
-            self.config.head_dim,
-            self.config.sliding_window,
-        )
-        return [
-            KVCache(Hkv, D, max_context)
-            if kind == "full_attention"
-            else RingCache(Hkv, D, max_context, W, slack)
-            for kind in self.config.schedule
-        ]
+    def make_caches(self, max_context: int, slack: int) -> list[Cache]:
+        heads, windows = self.config.heads, self.config.windows
+        return layer_caches([(heads, window) for window in windows], max_context, slack)
 
     def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        text = text_weights(weights, BESIDE_TEXT)
-        if self.config.tie_word_embeddings:
-            text.pop("lm_head.weight", None)  # a second copy of the table
-        return text
-
-    def __call__(
-        self,
-        tokens: mx.array,
-        caches: Sequence[Any],
-        *,
-        phase: Phase,
-        logits: LogitRows = "last",
-        taps: Sequence[int] = (),
-    ) -> ForwardOutput:
-        h = self.embed(tokens)  # [T, C]
-        h, kept = run_layers(h, self.model.layers, caches, phase=phase, taps=taps)
-        return finish(h, self.head, logits, phase, kept)
+        return text_weights(weights, BESIDE_TEXT, tied=self.config.tie_word_embeddings)
 
 
 def build(raw: Mapping[str, Any]) -> Gemma3Model:

@@ -10,13 +10,11 @@ Source: transformers 5.24, models/gemma4. Checkpoints: google/gemma-4-E2B-it, -3
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from turbospark.caches.kv import KVCache
-from turbospark.caches.ring import RingCache
 from turbospark.errors import ConfigError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
@@ -39,10 +37,11 @@ from turbospark.nn.config import (
     read_value,
     refuse,
 )
-from turbospark.nn.forward import check_taps, finish
+from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
+from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Experts, RoutedExperts, Router
-from turbospark.nn.projections import GatedMLP, NormedProjections, OutputHead, ProjectedResidual
+from turbospark.nn.projections import NormedProjections, ProjectedResidual
 from turbospark.nn.rope import read_rope
 from turbospark.nn.scaled_embedding import ScaledEmbedding
 from turbospark.nn.weights import split_rows, text_weights
@@ -65,6 +64,7 @@ class LayerPlan:
     index: int
     kind: LayerType
     heads: HeadGeometry
+    window: int | None
     inner: int
     source: int
 
@@ -137,7 +137,8 @@ class Gemma4Config:
                 )
             source = owners[-1]
             inner *= 2 if self.use_double_wide_mlp else 1
-        return LayerPlan(i, kind, self._heads(i, kind), inner, source)
+        window = self.sliding_window if kind == "sliding_attention" else None
+        return LayerPlan(i, kind, self._heads(i, kind), window, inner, source)
 
     def _heads(self, i: int, kind: LayerType) -> HeadGeometry:
         D, Hkv = self.head_dim, self.num_key_value_heads
@@ -175,44 +176,19 @@ class Gemma4Attention(nn.Module):
             self.k_norm = k_norm = RMSNorm(D, eps)
             v_norm = Norm(None, eps)
             parts.append(self.k_proj)
-            if plan.kind == "sliding_attention" or not config.attention_k_eq_v:
+            if plan.window or not config.attention_k_eq_v:
                 self.v_proj = Linear(C, heads.num_kv_heads * D, bias)
                 parts.append(self.v_proj)
-        window = config.sliding_window if plan.kind == "sliding_attention" else None
         self.project = NormedProjections(norm, parts)
         self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, k_norm=k_norm, v_norm=v_norm)
-        self.attend = Attend(heads, scale=1.0, window=window)
+        self.attend = Attend(heads, scale=1.0, window=plan.window)
         self.output = ProjectedResidual(self.o_proj, post)
 
-    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+    def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, *kv = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice, once or not at all
         k, v = (kv[0], kv[-1]) if kv else (None, None)
         q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]
         return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
-
-
-class Gemma4MLP(nn.Module):
-    """The dense MLP; beside experts it returns what they are added to."""
-
-    def __init__(
-        self, config: Gemma4Config, inner: int, norm: RMSNorm, post: RMSNorm, *, residual: bool
-    ) -> None:
-        super().__init__()
-        C = config.hidden_size
-        self.gate_proj, self.up_proj = Linear(C, inner), Linear(C, inner)
-        self.down_proj = Linear(inner, C)
-        self.step = GatedMLP(
-            norm,
-            self.gate_proj,
-            self.up_proj,
-            self.down_proj,
-            activation=config.activation,
-            post_norm=post,
-            residual=residual,
-        )
-
-    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
-        return self.step(h, phase)
 
 
 class RouterNorm(RMSNorm):
@@ -238,8 +214,13 @@ class Gemma4Layer(nn.Module):
         )
         self.routed = self._add_experts(config) if config.enable_moe_block else None
         post = self.post_feedforward_layernorm_1 if self.routed else self.post_feedforward_layernorm
-        self.mlp = Gemma4MLP(
-            config, plan.inner, self.pre_feedforward_layernorm, post, residual=not self.routed
+        self.mlp = MLP(
+            C,
+            plan.inner,
+            self.pre_feedforward_layernorm,
+            activation=config.activation,
+            post_norm=post,
+            residual=self.routed is None,
         )
         self._activation: Activation = config.activation
         if P:
@@ -273,9 +254,7 @@ class Gemma4Layer(nn.Module):
             post_norm=self.post_feedforward_layernorm_2,
         )
 
-    def __call__(
-        self, h: mx.array, given: mx.array | None, cache: KVCache | RingCache, phase: Phase
-    ) -> mx.array:
+    def __call__(self, h: mx.array, given: mx.array | None, cache: Cache, phase: Phase) -> mx.array:
         """Advance the stream h [T, C]; `given` [T, P] is this layer's own input, if any."""
         h = self.self_attn(h, cache, phase)
         if self.routed is None:
@@ -289,22 +268,19 @@ class Gemma4Layer(nn.Module):
         return h * self.layer_scalar.astype(h.dtype)
 
 
-class Gemma4Stack(nn.Module):
-    """Tables, layers and final norm: what checkpoints call `model`."""
+class Gemma4Decoder(Decoder):
+    """A decoder that may look up a vector for every layer of every token."""
 
-    def __init__(self, config: Gemma4Config, plans: Sequence[LayerPlan], ropes: Sequence[Rope]):
-        super().__init__()
+    def __init__(self, config: Gemma4Config, layers: Sequence[Gemma4Layer]) -> None:
         C, L, P = config.hidden_size, config.num_hidden_layers, config.hidden_size_per_layer_input
-        self.embed_tokens = Embedding(config.vocab_size, C)
-        self.layers = [Gemma4Layer(config, *pair) for pair in zip(plans, ropes, strict=True)]
-        self.norm = RMSNorm(C, config.rms_norm_eps)
+        super().__init__(config, layers, RMSNorm(C, config.rms_norm_eps))
+        self._inputs_shape = (-1, L, P)
         if P:
             self.embed_tokens_per_layer = Embedding(config.vocab_size_per_layer_input, L * P)
             self.per_layer_model_projection = Linear(C, L * P)
             self.per_layer_projection_norm = RMSNorm(P, config.rms_norm_eps)
             self.look_up = ScaledEmbedding(self.embed_tokens_per_layer, P)
             self.project = NormedProjections(None, [self.per_layer_model_projection])
-        self._inputs_shape = (-1, L, P)
 
     def layer_inputs(self, tokens: mx.array, h: mx.array, phase: Phase) -> mx.array:
         """A vector for every layer, from the token and from its embedding: [T, L, P]."""
@@ -314,55 +290,36 @@ class Gemma4Stack(nn.Module):
         return (context + self.look_up(tokens).reshape(self._inputs_shape)) * 2**-0.5
 
 
-class Gemma4Model(nn.Module):
+class Gemma4Model(CausalLM):
     def __init__(
         self, config: Gemma4Config, plans: Sequence[LayerPlan], ropes: Sequence[Rope]
     ) -> None:
-        super().__init__()
+        layers = [Gemma4Layer(config, *pair) for pair in zip(plans, ropes, strict=True)]
+        decoder = Gemma4Decoder(config, layers)
+        super().__init__(
+            config,
+            decoder,
+            ScaledEmbedding(decoder.embed_tokens, config.hidden_size),
+            softcap=config.final_logit_softcapping,
+        )
         self.config = config
-        self.model = Gemma4Stack(config, plans, ropes)
         self._plans = list(plans)
-        if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        head = self.model.embed_tokens if config.tie_word_embeddings else self.lm_head
-        self.embed = ScaledEmbedding(self.model.embed_tokens, config.hidden_size)
-        self.head = OutputHead(self.model.norm, head, softcap=config.final_logit_softcapping)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def max_position(self) -> int:
-        return self.config.max_position_embeddings
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_hidden_layers
-
-    def make_caches(self, max_context: int, slack: int) -> list[KVCache | RingCache]:
+    def make_caches(self, max_context: int, slack: int) -> list[Cache]:
         """One cache for every layer that has keys and values of its own."""
-        window = self.config.sliding_window
-        caches: list[KVCache | RingCache] = []
-        for plan in self._plans[: self.config.first_shared]:
-            Hkv, D = plan.heads.num_kv_heads, plan.heads.head_dim
-            if plan.kind == "full_attention":
-                caches.append(KVCache(Hkv, D, max_context))
-            else:
-                caches.append(RingCache(Hkv, D, max_context, window, slack))
-        return caches
+        own = self._plans[: self.config.first_shared]
+        return layer_caches([(plan.heads, plan.window) for plan in own], max_context, slack)
 
     def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         text: dict[str, Any] = {}
-        for name, value in text_weights(weights, BESIDE_TEXT).items():
+        tied = self.config.tie_word_embeddings
+        for name, value in text_weights(weights, BESIDE_TEXT, tied=tied).items():
             if not self._unused(name):
                 text.update(renamed(name, value))
         return text
 
     def _unused(self, name: str) -> bool:
         """Whether the reference ignores a tensor that published checkpoints may hold."""
-        if name == "lm_head.weight" and self.config.tie_word_embeddings:
-            return True  # a second copy of the table
         if name.endswith((".input_min", ".input_max", ".output_min", ".output_max")):
             return True  # ranges of a quantized export
         parts = name.split(".")
@@ -380,11 +337,12 @@ class Gemma4Model(nn.Module):
         logits: LogitRows = "last",
         taps: Sequence[int] = (),
     ) -> ForwardOutput:
-        check_taps(taps, self.num_layers)
+        self.check_taps(taps)
         h = self.embed(tokens)  # [T, C]
         given = None
         if self.config.hidden_size_per_layer_input:
-            given = self.model.layer_inputs(tokens, h, phase)  # [T, L, P]
+            decoder = cast("Gemma4Decoder", self.model)
+            given = decoder.layer_inputs(tokens, h, phase)  # [T, L, P]
         kept: dict[int, mx.array] = {}
         for plan, layer in zip(self._plans, self.model.layers, strict=True):
             if plan.index == self.config.first_shared and not any(i >= plan.index for i in taps):
@@ -397,7 +355,7 @@ class Gemma4Model(nn.Module):
             h = layer(h, own, caches[plan.source], phase)
             if plan.index in taps:
                 kept[plan.index] = h
-        return finish(h, self.head, logits, phase, kept)
+        return self.finish(h, logits, phase, kept)
 
 
 def renamed(name: str, value: Any) -> dict[str, Any]:

@@ -7,15 +7,13 @@ Source: transformers 5.24, models/{llama,mistral,qwen2,qwen3}. Checkpoints:
 meta-llama/Llama-3.2-1B, mistralai/Mistral-7B-v0.1, Qwen/Qwen2.5-0.5B, Qwen/Qwen3-0.6B.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from turbospark.caches.kv import KVCache
-from turbospark.caches.ring import RingCache
 from turbospark.errors import UnsupportedError
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
@@ -32,19 +30,14 @@ from turbospark.nn.config import (
     read_config,
     split_head_dim,
 )
-from turbospark.nn.forward import finish, run_layers
+from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.gguf import BLOCK_NAMES, Metadata, common_config
-from turbospark.nn.linear import Embedding, Linear, RMSNorm
-from turbospark.nn.projections import (
-    GatedMLP,
-    NormedProjections,
-    OutputHead,
-    ProjectedResidual,
-    TokenEmbedding,
-)
+from turbospark.nn.linear import Linear, RMSNorm
+from turbospark.nn.mlp import MLP
+from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.rope import read_rope
 from turbospark.nn.weights import text_weights
-from turbospark.protocols import Family, ForwardOutput, GGUFMapping, LogitRows, Phase
+from turbospark.protocols import Family, GGUFMapping, Phase
 
 Windows = tuple[int | None, ...]
 """Tokens that each layer's queries see; None for all."""
@@ -186,29 +179,10 @@ class LlamaAttention(nn.Module):
         self.attend = Attend(heads, scale=D**-0.5, window=window)
         self.output = ProjectedResidual(self.o_proj)
 
-    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+    def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
         q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
         return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
-
-
-class LlamaMLP(nn.Module):
-    def __init__(self, config: LlamaConfig, norm: RMSNorm) -> None:
-        super().__init__()
-        C, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_proj = Linear(C, inner, bias)
-        self.up_proj = Linear(C, inner, bias)
-        self.down_proj = Linear(inner, C, bias)
-        self.step = GatedMLP(
-            norm,
-            self.gate_proj,
-            self.up_proj,
-            self.down_proj,
-            activation=read_activation("hidden_act", config.hidden_act),
-        )
-
-    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
-        return self.step(h, phase)
 
 
 class LlamaLayer(nn.Module):
@@ -217,72 +191,32 @@ class LlamaLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = LlamaAttention(config, rope, window, self.input_layernorm)
-        self.mlp = LlamaMLP(config, self.post_attention_layernorm)
+        self.mlp = MLP(
+            config.hidden_size,
+            config.intermediate_size,
+            self.post_attention_layernorm,
+            activation=read_activation("hidden_act", config.hidden_act),
+            bias=config.mlp_bias,
+        )
 
-    def __call__(self, h: mx.array, cache: KVCache | RingCache, phase: Phase) -> mx.array:
+    def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         return self.mlp(self.self_attn(h, cache, phase), phase)
 
 
-class LlamaStack(nn.Module):
-    """Table, layers and final norm: what checkpoints call `model`."""
-
+class LlamaModel(CausalLM):
     def __init__(self, config: LlamaConfig, rope: Rope) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = [LlamaLayer(config, rope, window) for window in config.windows]
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-
-
-class LlamaModel(nn.Module):
-    def __init__(self, config: LlamaConfig, rope: Rope) -> None:
-        super().__init__()
+        layers = [LlamaLayer(config, rope, window) for window in config.windows]
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        decoder = Decoder(config, layers, norm)
+        super().__init__(config, decoder, TokenEmbedding(decoder.embed_tokens))
         self.config = config
-        self.model = LlamaStack(config, rope)
-        if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size)
-        head = self.model.embed_tokens if config.tie_word_embeddings else self.lm_head
-        self.embed = TokenEmbedding(self.model.embed_tokens)
-        self.head = OutputHead(self.model.norm, head)
 
-    @property
-    def vocab_size(self) -> int:
-        return self.config.vocab_size
-
-    @property
-    def max_position(self) -> int:
-        return self.config.max_position_embeddings
-
-    @property
-    def num_layers(self) -> int:
-        return self.config.num_hidden_layers
-
-    def make_caches(self, max_context: int, slack: int) -> list[KVCache | RingCache]:
-        Hkv, D = self.config.heads.num_kv_heads, self.config.heads.head_dim
-        return [
-            KVCache(Hkv, D, max_context)
-            if window is None
-            else RingCache(Hkv, D, max_context, window, slack)
-            for window in self.config.windows
-        ]
+    def make_caches(self, max_context: int, slack: int) -> list[Cache]:
+        heads, windows = self.config.heads, self.config.windows
+        return layer_caches([(heads, window) for window in windows], max_context, slack)
 
     def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        text = text_weights(weights)
-        if self.config.tie_word_embeddings:
-            text.pop("lm_head.weight", None)  # a second copy of the table
-        return text
-
-    def __call__(
-        self,
-        tokens: mx.array,
-        caches: Sequence[Any],
-        *,
-        phase: Phase,
-        logits: LogitRows = "last",
-        taps: Sequence[int] = (),
-    ) -> ForwardOutput:
-        h = self.embed(tokens)  # [T, C]
-        h, kept = run_layers(h, self.model.layers, caches, phase=phase, taps=taps)
-        return finish(h, self.head, logits, phase, kept)
+        return text_weights(weights, tied=self.config.tie_word_embeddings)
 
 
 def build(raw: Mapping[str, Any]) -> LlamaModel:

@@ -15,12 +15,15 @@ _TEXT_PREFIXES = {
 }
 
 
-def text_weights(weights: Mapping[str, Any], skipped: Iterable[str] = ()) -> dict[str, Any]:
+def text_weights(
+    weights: Mapping[str, Any], skipped: Iterable[str] = (), *, tied: bool
+) -> dict[str, Any]:
     """The text model's tensors under `model.` and `lm_head.`, however a wrapper names them.
 
     Args:
         weights: checkpoint name to tensor.
         skipped: modules beside the text model that are left out, such as `vision_tower`.
+        tied: the head is the table, so a head in the file is a second copy and is left out.
     """
     strangers = tuple(
         prefix + name + "." for name in skipped for prefix in ("", "model.", "language_model.")
@@ -32,6 +35,8 @@ def text_weights(weights: Mapping[str, Any], skipped: Iterable[str] = ()) -> dic
             continue
         prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
         text[_TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = value
+    if tied:
+        text.pop("lm_head.weight", None)
     return text
 
 
