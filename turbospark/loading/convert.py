@@ -40,6 +40,9 @@ COPIED = (
 )  # fmt: skip
 """Files of a folder that are taken over as they are."""
 
+SHARD_BYTES = 5 << 30
+"""The size from which on weights are spread over several files."""
+
 _MLX_GROUPS = (32, 64, 128)
 _FOREIGN = Quantization(8, 32)
 
@@ -156,7 +159,7 @@ def _write(
     check_fit(slots, weights, str(source.path))
     source_bytes = sum(weight.nbytes for weight in weights.values())
     writer = _Writer(opened.model, weights, wish or QUANTIZATIONS["int4"], progress)
-    groups = split_names(writer.sizes())
+    groups = split_names(writer.sizes(), SHARD_BYTES)
     target_bytes = write_shards(folder, groups, writer.arrays_of)
     writer.meter.finish()
     config = dict(opened.config)

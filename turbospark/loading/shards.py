@@ -9,10 +9,8 @@ import mlx.core as mx
 
 from turbospark.loading.checkpoint import INDEX, SINGLE
 
-SHARD_BYTES = 5 << 30
 
-
-def split_names(sizes: Mapping[str, int], limit: int = SHARD_BYTES) -> list[list[str]]:
+def split_names(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     """Group names, in order, so that a group stays within `limit` bytes where it can."""
     groups: list[list[str]] = [[]]
     used = 0

@@ -1,0 +1,156 @@
+"""Plans: exact weight and cache bytes from headers, and an honest verdict."""
+
+import huggingface_hub
+import mlx.core as mx
+import numpy as np
+import pytest
+from loading.files import (
+    LLAMA,
+    gguf_tensors,
+    llama_weights,
+    q8_0,
+    two_shards,
+    write_folder,
+    write_gguf,
+)
+
+from turbospark.errors import CheckpointError, OptionError, SourceError
+from turbospark.loading import plan as plans
+from turbospark.loading.build import load_model
+from turbospark.loading.install import parameter_slots, parts_of
+from turbospark.loading.plan import Plan, plan, session_bytes
+from turbospark.nn.linear import Matrix
+from turbospark.protocols import Phase
+from turbospark.settings import KernelPolicy
+
+
+def loaded_bytes(path, **options):
+    loaded = load_model(path, policy=KernelPolicy(kernels="reference"), **options)
+    total = 0
+    for slot in parameter_slots(loaded.model).values():
+        value = slot.module.value if isinstance(slot.module, Matrix) else slot.module.weight
+        total += sum(part.nbytes for part in parts_of(value))
+    return total
+
+
+@pytest.mark.parametrize("quantize", [None, "int4-g32", "int8"])
+def test_weight_bytes_of_a_folder_are_exact(tmp_path, quantize):
+    folder = write_folder(tmp_path / "a", shards=two_shards(llama_weights()))
+    found = plan(folder, 50, quantize=quantize)
+    assert found.weight_bytes == loaded_bytes(folder, quantize=quantize)
+    assert found.file_bytes == sum(array.nbytes for array in llama_weights().values())
+    assert found.num_tensors == len(llama_weights())
+    assert found.model_type == "llama"
+
+
+def test_weight_bytes_of_a_gguf_file_are_exact(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", tensors=gguf_tensors(encode=q8_0))
+    assert plan(path, 50).weight_bytes == loaded_bytes(path)
+
+
+def test_planning_reads_no_weights(tmp_path):
+    big = llama_weights() | {"extra": np.zeros(1, np.float32)}
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    path = write_folder(tmp_path / "a")
+    plan(path, 10_000)
+    assert mx.get_peak_memory() - before < 100_000
+    with pytest.raises(CheckpointError, match="left over"):
+        plan(write_folder(tmp_path / "b", big))
+
+
+@pytest.mark.parametrize("config", [LLAMA, LLAMA | {"model_type": "mistral", "sliding_window": 29}])
+@pytest.mark.parametrize("context", [7, 128, 300])
+def test_cache_bytes_are_what_a_session_then_takes(tmp_path, config, context):
+    config = config | {"max_position_embeddings": 999}
+    folder = write_folder(tmp_path / "a", config=config)
+    loaded = load_model(folder, policy=KernelPolicy(kernels="reference"))
+    caches = loaded.model.make_caches(context, plans.RING_SLACK)
+    for start in range(0, context, plans.CHUNK_ON_CPU):
+        tokens = mx.zeros(min(plans.CHUNK_ON_CPU, context - start), mx.int32)
+        output = loaded.model(tokens, caches, phase=Phase.PREFILL, logits="last")
+        mx.eval(output.logits)
+    measured = sum(cache.nbytes for cache in caches)
+    planned = plan(folder, context, sessions=3)
+    assert planned.session_bytes == measured
+    assert planned.cache_bytes == 3 * measured
+
+
+def test_no_caches_take_nothing():
+    assert session_bytes([], 100) == 0
+
+
+SMALL = Plan("a", "llama", 2, 30, 40_000_000, 100, 2, 10_000_000, 1_000_000, 70_000_000)
+
+
+def test_total_is_the_sum_that_the_text_shows():
+    assert SMALL.total_bytes == 61_000_000
+    assert SMALL.fits is True
+    shown = repr(SMALL)
+    for text in ("40.0 MB", "20.0 MB", "1.0 MB", "61.0 MB", "fits: 9.0 MB of 70.0 MB"):
+        assert text in shown
+    assert SMALL.as_dict()["total_bytes"] == 61_000_000
+    assert SMALL.as_dict()["verdict"] == SMALL.verdict
+
+
+def changed(**values):
+    fields = {name: getattr(SMALL, name) for name in Plan.__slots__}
+    return Plan(**(fields | values))
+
+
+def test_verdict_says_what_would_fit():
+    assert changed(free_bytes=51_000_000).fits is False
+    assert "10.0 MB are lacking; about 50 tokens" in changed(free_bytes=51_000_000).verdict
+    assert "smaller quantization" in changed(free_bytes=30_000_000).verdict
+    assert changed(free_bytes=None).fits is None
+    assert "does not say" in changed(free_bytes=None).verdict
+
+
+def test_hub_id_is_planned_from_headers_alone(tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "hub")
+    asked = []
+
+    def file(repo, name, revision=None):
+        asked.append((repo, name, revision))
+        return str(folder / name)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", file)
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda repo, revision: Table())
+    found = plan("owner/name", 50, revision="v1")
+    local = plan(folder, 50)
+    assert asked == [("owner/name", "config.json", "v1")]
+    assert (found.weight_bytes, found.session_bytes) == (local.weight_bytes, local.session_bytes)
+    assert found.source == "owner/name"
+
+    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", broken)
+    with pytest.raises(SourceError, match="owner/name"):
+        plan("owner/name")
+
+
+def broken(repo, revision):
+    raise ConnectionError("no route")
+
+
+class Table:
+    """What huggingface_hub returns: files, each with tensors of a type and a shape."""
+
+    def __init__(self):
+        half = len(llama_weights()) // 2
+        items = [(name, Tensor(array)) for name, array in llama_weights().items()]
+        self.files_metadata = {"a": Part(items[:half]), "b": Part(items[half:])}
+
+
+class Part:
+    def __init__(self, items):
+        self.tensors = dict(items)
+
+
+class Tensor:
+    def __init__(self, array):
+        self.dtype, self.shape = "F32", list(array.shape)
+
+
+def test_unknown_quantization_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="int9"):
+        plan(write_folder(tmp_path / "a"), quantize="int9")
