@@ -1,4 +1,6 @@
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +13,7 @@ from metal_emu import MetalRunError, require_emulator
 from turbospark.caches.ring import RingCache
 from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.attention_decode import attention_decode
+from turbospark.kernels.gpu.kernel import GpuTarget
 
 SLACK = 8
 
@@ -91,6 +94,24 @@ def test_a_planted_mutation_is_caught(kernel: str, old: str, new: str, what: str
     else:
         with pytest.raises(MetalRunError, match=what):
             case.error(target)
+
+
+def test_no_length_is_a_template_value() -> None:
+    """A longer text must not compile anew: only a model's sizes and the row count may."""
+    templates: list[object] = []
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        def launch(**call: Any) -> list[mx.array]:
+            templates.append((names["name"], call["template"]))
+            pairs = zip(call["output_shapes"], call["output_dtypes"], strict=True)
+            return [mx.zeros(shape, dtype) for shape, dtype in pairs]
+
+        return launch
+
+    for end, boundary, sealed, tail in ((37, 0, 0, 128), (300, 256, 384, 128), (999, 0, 0, 999)):
+        case = AttentionCase(2, (4, 1), 64, end, boundary, sealed=sealed, tail=tail, window=33)
+        case.run(GpuTarget("recording", "metal.h", build))
+    assert templates[0:2] == templates[2:4] == templates[4:6]
 
 
 def test_shapes_that_have_no_body_are_refused() -> None:
