@@ -178,6 +178,14 @@ def test_tokens_added_to_a_sentencepiece_file_come_from_both_json_files(tmp_path
     assert tokenizer.decode([size + 3]) == "word"
 
 
+def test_longest_of_the_added_tokens_that_fit_is_found(tmp_path):
+    size = sentencepiece.SentencePieceProcessor(model_proto=MODELS["plain"]).vocab_size()
+    added = {"<x": size, "<x>": size + 1, "<x>>>": size + 2, "x>": size + 3}
+    write_folder(tmp_path, tokenizer__model=MODELS["plain"], added_tokens__json=added)
+    ids = load_tokenizer(tmp_path).encode("<x<x><x>>>x><x>>", add_special_tokens=False)
+    assert ids[:5] == [size, size + 1, size + 2, size + 3, size + 1]
+
+
 def test_added_token_takes_over_the_id_of_a_piece(tmp_path):
     own = sentencepiece.SentencePieceProcessor(model_proto=MODELS["plain"])
     write_folder(tmp_path, tokenizer__model=MODELS["plain"])
