@@ -43,6 +43,12 @@ class ChatTemplates:
         source = self._sources.get(DEFAULT)
         return None if source is None else source.text
 
+    def as_setting(self) -> str | list[dict[str, str]] | None:
+        """The templates as tokenizer_config.json holds them."""
+        if not self._sources or self._sources.keys() == {DEFAULT}:
+            return self.default
+        return [{"name": name, "template": source.text} for name, source in self._sources.items()]
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

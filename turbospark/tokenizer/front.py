@@ -201,15 +201,21 @@ class Tokenizer:
     def save(self, folder: Path) -> None:
         """Write the files from which `load_tokenizer` builds the same tokenizer.
 
+        tokenizer_config.json has room for one end of text; further `eos_ids` belong into
+        config.json, and ids other than begin and end of text that go around a text into
+        tokenizer.json.
+
         Raises:
             TokenizerError: the vocabulary cannot be written as a file of its kind.
         """
         added = self._vocabulary.save(folder)
         settings: dict[str, Any] = dict(self._special.named)
-        settings["add_bos_token"] = bool(self._special.before)
-        settings["add_eos_token"] = bool(self._special.after)
-        if self.chat_template is not None:
-            settings["chat_template"] = self.chat_template
+        if self._special.before in {(), (self.bos_token_id,)}:
+            settings["add_bos_token"] = bool(self._special.before)
+        if self._special.after in {(), (self.eos_token_id,)}:
+            settings["add_eos_token"] = bool(self._special.after)
+        if (templates := self._templates.as_setting()) is not None:
+            settings["chat_template"] = templates
         if added:
             settings["added_tokens_decoder"] = {
                 str(token): {name: value for name, value in asdict(item).items() if name != "id"}
