@@ -89,6 +89,8 @@ def test_folders_and_files_are_told_apart(tmp_path):
     alone.mkdir()
     shutil.copy(file, alone)
     assert local_source(alone).path == alone / "model.gguf"
+    shutil.copy(file, alone / "mmproj-model-f16.gguf")
+    assert local_source(alone).path == alone / "model.gguf"
     shutil.copy(file, alone / "second.gguf")
     refused(alone, "2 GGUF files", "model.gguf", "second.gguf")
     shutil.copy(file, folder)

@@ -106,7 +106,9 @@ def _choose(repo: str, files: Sequence[str]) -> Sequence[str]:
     top = [name for name in files if "/" not in name]
     if any(name.endswith(".safetensors") for name in top):
         return PATTERNS
-    gguf = sorted(name for name in files if name.lower().endswith(".gguf"))
+    gguf = sorted(
+        name for name in files if name.lower().endswith(".gguf") and "mmproj" not in name.lower()
+    )
     if len(gguf) == 1 and gguf[0] in top:
         return (gguf[0],)
     if gguf:

@@ -54,34 +54,35 @@ def assemble(
         CheckpointError: config and shapes contradict each other, or a part is missing.
     """
     overrides = _Overrides(quantization or {}, where)
-    weights: dict[str, Weight] = {}
-    joined: set[str] = set()
-    fits_global: list[bool] = []
-    stray: list[str] = []
-    for name in arrays:
-        if not name.endswith(".scales"):
-            continue
-        path = name.removesuffix(".scales")
-        parts = _Parts.of(path, arrays)
-        spec, own = overrides.of(path)
-        solved = _solve(parts, spec, width_of(path))
-        if solved is None and not own:
-            fits_global.append(False)
-            stray.append(path)
-            solved = _solve(parts, Spec(None, None, spec.mode), width_of(path))
-        elif not own:
-            fits_global.append(True)
+    paths = [name.removesuffix(".scales") for name in arrays if name.endswith(".scales")]
+    joined: dict[str, QuantizedWeight] = {}
+    common, strays = 0, list[_Parts]()
+    for path in paths:
+        parts, width = _Parts.of(path, arrays), width_of(path)
+        spec, is_own = overrides.of(path)
+        solved = _solve(parts, spec, width)
+        if not is_own:
+            common += 1
+            if solved is None:  # the global values are others'; only the shapes speak of this one
+                strays.append(parts)
+                solved = _solve(parts, Spec(None, None, spec.mode), width)
         if solved is None:
-            raise _contradiction(parts, spec, where, width_of(path))
-        weights[f"{path}.weight"] = parts.join(*solved)
-        joined |= {f"{path}.weight", f"{path}.scales", f"{path}.biases"}
-    if stray and not any(fits_global):
-        parts = _Parts.of(stray[0], arrays)
-        raise _contradiction(parts, overrides.default, where, width_of(stray[0]))
+            raise _contradiction(parts, spec, where, width)
+        joined[path] = parts.join(*solved)
+    if strays and len(strays) == common:
+        raise _contradiction(strays[0], overrides.default, where, width_of(strays[0].path))
+    weights = _dense(arrays, joined)
+    return weights | {f"{path}.weight": weight for path, weight in joined.items()}
+
+
+def _dense(arrays: Mapping[str, mx.array], joined: Mapping[str, Any]) -> dict[str, Weight]:
+    """The tensors that are no part of a quantized one."""
+    weights: dict[str, Weight] = {}
     for name, array in arrays.items():
-        if name in joined:
+        path, _, kind = name.rpartition(".")
+        if path in joined and kind in {"weight", "scales", "biases"}:
             continue
-        if name.endswith(".weight") and array.dtype == mx.uint32:
+        if kind == "weight" and array.dtype == mx.uint32:
             raise CheckpointError(f"{name!r} holds quantized codes but has no .scales beside it")
         weights[name] = array
     return weights

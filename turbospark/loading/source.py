@@ -110,7 +110,12 @@ def local_source(path: Path) -> Source:
 
 
 def _folder_source(folder: Path) -> Source:
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf")
+    files = sorted(
+        path
+        for path in folder.iterdir()
+        # An mmproj file holds the vision tower that belongs to the text model beside it.
+        if path.suffix.lower() == ".gguf" and not path.name.lower().startswith("mmproj")
+    )
     weights = any(folder.glob("*.safetensors"))
     if (folder / "config.json").exists() and (weights or not files):
         return Source("safetensors", folder)
