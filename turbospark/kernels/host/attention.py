@@ -29,7 +29,7 @@ class _NormPlan(ctypes.Structure):
     )
 
 
-class _HeadPlan(ctypes.Structure):
+class _RotatePlan(ctypes.Structure):
     _fields_ = (
         ("q_heads", ctypes.c_int32),
         ("kv_heads", ctypes.c_int32),
@@ -55,9 +55,9 @@ class _AttendPlan(ctypes.Structure):
     )
 
 
-# Packed bytes are cheaper to make than a ctypes structure; they are HeadCall and AttendCall of
+# Packed bytes are cheaper to make than a ctypes structure; they are RotateCall and AttendCall of
 # native/attention.h.
-_pack_heads = struct.Struct("@11q").pack
+_pack_rotate = struct.Struct("@11q").pack
 _pack_attend = struct.Struct("@11q").pack
 
 
@@ -77,7 +77,7 @@ class RotatedHeads:
         self._weights = [_norm_weight(norm, D) for norm in norms]
         plans = map(_norm_plan, norms, self._weights)
         sizes = (heads.num_heads, heads.num_kv_heads, D)
-        self._plan = _HeadPlan(*sizes, pairs, rope.traditional, host.threads, *plans)
+        self._plan = _RotatePlan(*sizes, pairs, rope.traditional, host.threads, *plans)
         self._plan_at = ctypes.addressof(self._plan)
         self._call = _function(host, "ts_head_norm_rope")
         self._heads, self._rope = heads, rope
@@ -93,7 +93,7 @@ class RotatedHeads:
         out_at = address(out)
         if k is None or v is None:
             tables = self._tables(cache.offset - count, count)
-            self._call(self._plan_at, _pack_heads(q_at, 0, 0, *tables, out_at, 0, 0, 0, 0, count))
+            self._call(self._plan_at, _pack_rotate(q_at, 0, 0, *tables, out_at, 0, 0, 0, 0, count))
             return result(out)
         check_columns(k, heads.num_kv_heads * heads.head_dim, "HeadNormRope's k")
         check_columns(v, heads.num_kv_heads * heads.head_dim, "HeadNormRope's v")
@@ -102,7 +102,7 @@ class RotatedHeads:
         tables = self._tables(cache.offset, count)
         block, row = cache.reserve(count)
         place = (*_addresses(block), block.capacity, row)
-        self._call(self._plan_at, _pack_heads(q_at, k_at, v_at, *tables, out_at, *place, count))
+        self._call(self._plan_at, _pack_rotate(q_at, k_at, v_at, *tables, out_at, *place, count))
         cache.advance(count)
         return result(out)
 

@@ -44,7 +44,7 @@ struct NormPlan {
   int32_t enabled;
 };
 
-struct HeadPlan {
+struct RotatePlan {
   int32_t q_heads;
   int32_t kv_heads;
   int32_t head_dim;
@@ -55,7 +55,7 @@ struct HeadPlan {
 };
 
 // A call's own arguments, packed by the binding as 64-bit words in this order.
-struct HeadCall {
+struct RotateCall {
   const float* q;  // [count, q_heads * head_dim]
   const float* k;  // [count, kv_heads * head_dim], or null with v
   const float* v;
@@ -102,7 +102,7 @@ extern "C" {
 
 // Norms and rotates the heads of q into q_out, and those of k and v into rows of the cache; v is
 // not rotated.
-TS_EXPORT void ts_head_norm_rope(const ts::HeadPlan* plan, const ts::HeadCall* call);
+TS_EXPORT void ts_head_norm_rope(const ts::RotatePlan* plan, const ts::RotateCall* call);
 
 // Causal attention. Two bodies that differ in the last bits; within one, a row's result depends on
 // nothing but its query and the keys and values it sees.

@@ -61,10 +61,10 @@ void rotate_neighbours(float* y, const float* cos, const float* sin, int pairs) 
 }  // namespace
 }  // namespace ts
 
-extern "C" void ts_head_norm_rope(const ts::HeadPlan* plan, const ts::HeadCall* call) {
+extern "C" void ts_head_norm_rope(const ts::RotatePlan* plan, const ts::RotateCall* call) {
   using namespace ts;
-  const HeadPlan& p = *plan;
-  const HeadCall& c = *call;
+  const RotatePlan& p = *plan;
+  const RotateCall& c = *call;
   const int64_t D = p.head_dim, q_heads = p.q_heads, kv_heads = c.k == nullptr ? 0 : p.kv_heads;
   const int64_t heads = q_heads + 2 * kv_heads;
   const bool small = c.count * heads * D < FLOATS_WORTH_A_THREAD;
