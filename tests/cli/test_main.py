@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import shlex
 import signal
@@ -251,7 +250,6 @@ def test_a_closed_pipe_is_quiet(tiny: str) -> None:
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert process.stdout is not None
     assert process.stderr is not None

@@ -26,6 +26,13 @@ def test_temperature_0_takes_the_first_of_equals_whatever_else_is_set() -> None:
     assert choose(history=[0, 1], repetition_penalty=9.0, presence_penalty=2.0, top_k=1) == 1
 
 
+def test_presence_penalty_leaves_the_prompt_alone() -> None:
+    options = {"temperature": 0.01, "presence_penalty": 2.0, "seed": 1}
+    row = mx.array([0.0, 2.0, 1.0, 0.0, 0.0])
+    assert choose(row, [1], **options) == 1
+    assert choose(row, [0, 1], **options) == 2
+
+
 def test_a_seed_repeats_and_steps_differ() -> None:
     tokens = [choose(history=[0] * n, temperature=2.0, seed=11) for n in range(1, 40)]
     assert tokens == [choose(history=[0] * n, temperature=2.0, seed=11) for n in range(1, 40)]
