@@ -26,7 +26,7 @@ from turbospark.kernels.host.cpu import Isa, core_count, cpu_features, isa_flags
 from turbospark.settings import KernelPolicy, cache_folder, compiler_override
 
 NATIVE = Path(__file__).parent / "native"
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-fno-tree-slp-vectorize")
 _TIMEOUT_S = 300
 _log = logging.getLogger("turbospark")
 

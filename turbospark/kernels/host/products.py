@@ -53,6 +53,8 @@ class Products:
         """The address of the `ts::Product` for a weight, once its library is there."""
         if isinstance(weight, QuantizedWeight):
             mode = self._host.activations
+            if mode == "int8" and self._host.isa != "avx512":
+                mode = "pair"  # without 8-bit dot products both forms are 16 bits wide
             name = f"matmul-b{weight.bits}g{weight.group_size}-{mode}"
             defines = (
                 f"TS_BITS={weight.bits}",

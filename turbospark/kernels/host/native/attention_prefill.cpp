@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "pool.h"
 #include "simd.h"
+#include "transpose.h"
 
 namespace ts {
 namespace {
@@ -61,21 +62,26 @@ class Tile {
   }
 
  private:
+  // Rows of queries become [D, N, LANES].
   void gather(const float* q, int n) {
     const int64_t width = static_cast<int64_t>(plan_.q_heads) * D_;
-    for (int d = 0; d < D_; d++) {
-      F value{};
-      for (int i = 0; i < live_[n]; i++) value[i] = q[i * width + d];
-      store(q_ + (d * N + n) * LANES, value * plan_.scale);
-    }
+    int d = 0;
+    if (live_[n] == LANES)
+      for (; d + LANES <= D_; d += LANES) transpose_square(q + d, width, query(d, n), N * LANES);
+    for (; d < D_; d++)
+      for (int i = 0; i < LANES; i++) query(d, n)[i] = i < live_[n] ? q[i * width + d] : 0.0f;
   }
+
+  float* query(int d, int n) const { return q_ + (d * N + n) * LANES; }
+  float* gathered(int d, int n) const { return out_ + (d * N + n) * LANES; }
+  float* weight(int j, int n) const { return weights_ + (j * N + n) * LANES; }
 
   void visit(int64_t head, int64_t begin, int64_t end) {
     const int count = static_cast<int>(end - begin);
     const float *k[BLOCK + WIDE], *v[BLOCK + WIDE];
     find_rows(call_.rows, head, D_, begin, end, k, v);
     for (int i = count; i < count + WIDE; i++) k[i] = k[count - 1];
-    for (int j = 0; j < count; j += WIDE) score(k + j, weights_ + j * N * LANES);
+    for (int j = 0; j < count; j += WIDE) score(k + j, j);
     F factor[N];
     for (int n = 0; n < N; n++) factor[n] = weigh(n, begin, count);
     int d = 0;
@@ -83,18 +89,18 @@ class Tile {
     for (; d < D_; d++) add_values<1>(v, count, d, factor);
   }
 
-  void score(const float* const* k, float* scores) const {
+  void score(const float* const* k, int j) const {
     F sums[WIDE][N] = {};
     for (int d = 0; d < D_; d++) {
-      F query[N];
-      for (int n = 0; n < N; n++) query[n] = load(q_ + (d * N + n) * LANES);
-      for (int u = 0; u < WIDE; u++) {
+      F queries[N];
+      for (int n = 0; n < N; n++) queries[n] = load(query(d, n));
+      TS_UNROLL for (int u = 0; u < WIDE; u++) {
         const F key = splat(k[u][d]);
-        for (int n = 0; n < N; n++) sums[u][n] = fma(key, query[n], sums[u][n]);
+        for (int n = 0; n < N; n++) sums[u][n] = fma(key, queries[n], sums[u][n]);
       }
     }
-    for (int u = 0; u < WIDE; u++)
-      for (int n = 0; n < N; n++) store(scores + (u * N + n) * LANES, sums[u][n]);
+    TS_UNROLL for (int u = 0; u < WIDE; u++)
+      for (int n = 0; n < N; n++) store(weight(j + u, n), sums[u][n] * plan_.scale);
   }
 
   // Scores become weights; returns what the values gathered so far are multiplied by.
@@ -103,17 +109,15 @@ class Tile {
     const int32_t window = plan_.window > 0 ? plan_.window : INT32_MAX;
     F top = top_[n];
     for (int j = 0; j < count; j++) {
-      float* score = weights_ + (j * N + n) * LANES;
-      const F value = select(seen(offset - j, window), load(score), splat(UNSEEN));
-      store(score, value);
+      const F value = select(seen(offset - j, window), load(weight(j, n)), splat(UNSEEN));
+      store(weight(j, n), value);
       top = larger(top, value);
     }
     F total{};
     for (int j = 0; j < count; j++) {
-      float* score = weights_ + (j * N + n) * LANES;
-      const F weight = exponential(load(score) - top);
-      const F value = select(seen(offset - j, window), weight, F{});
-      store(score, value);
+      const F share = exponential(load(weight(j, n)) - top);
+      const F value = select(seen(offset - j, window), share, F{});
+      store(weight(j, n), value);
       total = total + value;
     }
     const F factor = exponential(top_[n] - top);
@@ -137,16 +141,16 @@ class Tile {
   void add_values(const float* const* v, int count, int d, const F* factor) {
     F sums[DIMS][N] = {};
     for (int j = 0; j < count; j++) {
-      F weight[N];
-      for (int n = 0; n < N; n++) weight[n] = load(weights_ + (j * N + n) * LANES);
-      for (int u = 0; u < DIMS; u++) {
+      F shares[N];
+      for (int n = 0; n < N; n++) shares[n] = load(weight(j, n));
+      TS_UNROLL for (int u = 0; u < DIMS; u++) {
         const F value = splat(v[j][d + u]);
-        for (int n = 0; n < N; n++) sums[u][n] = fma(value, weight[n], sums[u][n]);
+        for (int n = 0; n < N; n++) sums[u][n] = fma(value, shares[n], sums[u][n]);
       }
     }
-    for (int u = 0; u < DIMS; u++)
+    TS_UNROLL for (int u = 0; u < DIMS; u++)
       for (int n = 0; n < N; n++) {
-        float* out = out_ + ((d + u) * N + n) * LANES;
+        float* out = gathered(d + u, n);
         store(out, fma(load(out), factor[n], sums[u][n]));
       }
   }
@@ -160,12 +164,14 @@ class Tile {
       total_[n] = fma(total_[n], factor, exponential(sink - top));
     }
     factor = factor / total_[n];
+    for (int d = 0; d < D_; d++) store(gathered(d, n), load(gathered(d, n)) * factor);
     const int64_t width = static_cast<int64_t>(plan_.q_heads) * D_;
-    for (int d = 0; d < D_; d++) {
-      float lane[LANES];
-      store(lane, load(out_ + (d * N + n) * LANES) * factor);
-      for (int i = 0; i < live_[n]; i++) out[i * width + d] = lane[i];
-    }
+    int d = 0;
+    if (live_[n] == LANES)
+      for (; d + LANES <= D_; d += LANES)
+        transpose_square(gathered(d, n), N * LANES, out + d, width);
+    for (; d < D_; d++)
+      for (int i = 0; i < live_[n]; i++) out[i * width + d] = gathered(d, n)[i];
   }
 
   const AttendPlan& plan_;

@@ -98,15 +98,24 @@ inline F load_elements(const void* base, int64_t index, int32_t element, int cou
   return element == FLOAT16 ? from_float16(bits) : from_bfloat16(bits);
 }
 
-// Runs `rows<M>(x[M], first activation row)` over all activation rows, at most four at a time.
-template <class Body>
-void by_fours(const Rows& x, Body&& body) {
-  for (int64_t m = 0; m < x.count;) {
-    Row now[4];
-    const int64_t left = x.count - m, count = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    for (int64_t i = 0; i < count; i++) now[i] = x[m + i];
-    body((int)count, now, m);
-    m += count;
+// Runs `product.rows<M>(w, x, first, last, y, stride)` for M = 1, 2 or 4 activation rows at a time
+// until all are done. Weights of one block are read once and then found in the cache.
+template <class Kind>
+void decode_rows(const Kind& product, const Matrix& w, const Rows& x, int64_t first, int64_t last,
+                 float* y, int64_t stride) {
+  const int64_t block = x.count == 1 ? last - first : BLOCK_ROWS;
+  for (int64_t begin = first; begin < last; begin += block) {
+    const int64_t end = smaller_of(last, begin + block);
+    for (int64_t m = 0; m < x.count;) {
+      Row now[4];
+      const int64_t left = x.count - m, count = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      for (int64_t i = 0; i < count; i++) now[i] = x[m + i];
+      float* to = y + m * stride;
+      if (count == 4) product.template rows<4>(w, now, begin, end, to, stride);
+      if (count == 2) product.template rows<2>(w, now, begin, end, to, stride);
+      if (count == 1) product.template rows<1>(w, now, begin, end, to, stride);
+      m += count;
+    }
   }
 }
 

@@ -7,49 +7,40 @@ namespace {
 
 inline int64_t element_bytes(int32_t element) { return element == FLOAT32 ? 4 : 2; }
 
-template <int M, int32_t ELEMENT>
-void four_rows(const Matrix& w, const Row* x, int64_t row, int64_t last, float* y, int64_t stride) {
-  const int64_t whole = w.columns / LANES * LANES;
-  const int tail = (int)(w.columns - whole);
-  F total[M][4] = {};
-  int64_t start[4];
-  for (int i = 0; i < 4; i++) start[i] = clamp_row(w, row + i) * w.columns;
-  for (int64_t k = 0; k < whole; k += LANES) {
-    for (int i = 0; i < 4; i++) {
-      __builtin_prefetch(w.data + (start[i] + k) * element_bytes(ELEMENT) + PREFETCH_BYTES);
-      const F weight = load_elements(w.data, start[i] + k, ELEMENT);
-      for (int m = 0; m < M; m++) total[m][i] = fma(weight, load(x[m].values + k), total[m][i]);
-    }
-  }
-  if (tail > 0) {
-    for (int i = 0; i < 4; i++) {
-      const F weight = load_elements(w.data, start[i] + whole, ELEMENT, tail);
-      for (int m = 0; m < M; m++)
-        total[m][i] = fma(weight, load(x[m].values + whole), total[m][i]);
-    }
-  }
-  for (int m = 0; m < M; m++) store_four(w, total[m], row, last, y + m * stride);
-}
-
 template <int32_t ELEMENT>
-void decode_as(const Matrix& w, const Rows& x, int64_t first, int64_t last, float* y,
-               int64_t stride) {
-  for (int64_t row = first; row < last; row += 4) {
-    by_fours(x, [&](int count, const Row* rows, int64_t m) {
-      float* to = y + m * stride;
-      if (count == 4) four_rows<4, ELEMENT>(w, rows, row, last, to, stride);
-      if (count == 2) four_rows<2, ELEMENT>(w, rows, row, last, to, stride);
-      if (count == 1) four_rows<1, ELEMENT>(w, rows, row, last, to, stride);
-    });
+struct DenseProduct {
+  template <int M>
+  TS_NOINLINE void rows(const Matrix& w, const Row* x, int64_t first, int64_t last, float* y,
+            int64_t stride) const {
+    const int64_t whole = w.columns / LANES * LANES;
+    for (int64_t row = first; row < last; row += 4) {
+      int64_t start[4];
+      for (int i = 0; i < 4; i++) start[i] = clamp_row(w, row + i) * w.columns;
+      F total[M][4] = {};
+      for (int64_t k = 0; k < whole; k += LANES) add<M>(w, x, start, k, LANES, total);
+      if (whole < w.columns) add<M>(w, x, start, whole, (int)(w.columns - whole), total);
+      TS_UNROLL for (int m = 0; m < M; m++) store_four(w, total[m], row, last, y + m * stride);
+    }
   }
-}
+
+  template <int M>
+  static inline void add(const Matrix& w, const Row* x, const int64_t* start, int64_t k, int count,
+                         F (*total)[4]) {
+    TS_UNROLL for (int i = 0; i < 4; i++) {
+      __builtin_prefetch(w.data + (start[i] + k) * element_bytes(ELEMENT) + PREFETCH_BYTES);
+      const F weight = load_elements(w.data, start[i] + k, ELEMENT, count);
+      TS_UNROLL for (int m = 0; m < M; m++) {
+        total[m][i] = fma(weight, load(x[m].values + k), total[m][i]);
+      }
+    }
+  }
+};
 
 void decode(const Matrix& w, const Rows& x, int64_t first, int64_t last, float* y,
             int64_t stride) {
-  auto run = w.element == FLOAT32   ? decode_as<FLOAT32>
-             : w.element == FLOAT16 ? decode_as<FLOAT16>
-                                    : decode_as<BFLOAT16>;
-  run(w, x, first, last, y, stride);
+  if (w.element == FLOAT32) decode_rows(DenseProduct<FLOAT32>(), w, x, first, last, y, stride);
+  if (w.element == FLOAT16) decode_rows(DenseProduct<FLOAT16>(), w, x, first, last, y, stride);
+  if (w.element == BFLOAT16) decode_rows(DenseProduct<BFLOAT16>(), w, x, first, last, y, stride);
 }
 
 void expand(const Matrix& w, int64_t row, float* to) {

@@ -30,8 +30,10 @@ struct ExactProduct {
   void floats(const uint8_t* from, int64_t bytes, F* to) const {
     const __m512i codes = unpack(from, Unpacker<BITS>::bytes_mask(bytes));
     const __m512i base = _mm512_set1_epi32(0x4b000000);
-    for (int v = 0; v < VECTORS; v++)
-      to[v] = (F)_mm512_mask_permutexvar_epi8(base, 0x1111111111111111ull, places[v], codes) - offset;
+    TS_UNROLL for (int v = 0; v < VECTORS; v++) {
+      to[v] = (F)_mm512_mask_permutexvar_epi8(base, 0x1111111111111111ull, places[v], codes);
+      to[v] = to[v] - offset;
+    }
   }
 #else
   F offset;
@@ -41,50 +43,60 @@ struct ExactProduct {
   void floats(const uint8_t* from, int64_t bytes, F* to) const {
     uint8_t codes[CHUNK];
     unpack_chunk<BITS>(from, bytes, codes);
-    for (int v = 0; v < VECTORS; v++) to[v] = bytes_to_floats(codes + v * LANES) - offset;
+    TS_UNROLL for (int v = 0; v < VECTORS; v++) {
+      to[v] = bytes_to_floats(codes + v * LANES) - offset;
+    }
   }
 #endif
 
   template <int M>
-  void four_rows(const Matrix& w, const Row* x, int64_t row, int64_t last, float* y,
-                 int64_t stride) const {
-    const QuantizedRows rows(w, row, BITS, GROUP);
-    const int64_t chunks = padded(w.columns) / CHUNK;
+  TS_NOINLINE void rows(const Matrix& w, const Row* x, int64_t first, int64_t last, float* y,
+                        int64_t stride) const {
+    const Layout layout(w, BITS, GROUP);
+    for (int64_t row = first; row < last; row += 4)
+      four_rows<M>(w, layout, x, row, last, y, stride);
+  }
+
+  template <int M>
+  inline void four_rows(const Matrix& w, const Layout& layout, const Row* x, int64_t row,
+                        int64_t last, float* y, int64_t stride) const {
+    const QuantizedRows rows(w, layout, row);
+    const int64_t chunks = layout.chunks;
     F total[M][4] = {};
     for (int64_t window = 0; window < chunks; window += CHUNKS) {
       const int64_t group = window * CHUNK / GROUP, end = smaller_of(chunks, window + CHUNKS);
       float scales[4][SCALE_WINDOW];
-      for (int i = 0; i < 4; i++)
+      TS_UNROLL for (int i = 0; i < 4; i++) {
         load_window(w.scales, w.element, rows.first_group[i] + group, rows.groups - group,
                     scales[i]);
+      }
       for (int64_t c = window; c < end; c++) {
-        const int64_t bytes = chunk_bytes<BITS>(w.columns, c);
-        for (int i = 0; i < 4; i++) {
+        const int64_t bytes = c + 1 < chunks ? 8 * BITS : layout.rest_bytes;
+        TS_UNROLL for (int i = 0; i < 4; i++) {
           const uint8_t* codes = rows.codes[i] + c * 8 * BITS;
           __builtin_prefetch(codes + PREFETCH_BYTES);
           F values[VECTORS];
           floats(codes, bytes, values);
           const float* scale = scales[i] + (c - window) * CHUNK / GROUP;
-          for (int m = 0; m < M; m++)
+          TS_UNROLL for (int m = 0; m < M; m++) {
             total[m][i] = add_chunk(values, x[m].values + c * CHUNK, scale, total[m][i]);
+          }
         }
       }
     }
-    for (int m = 0; m < M; m++) {
-      if (w.biases)
-        for (int i = 0; i < 4; i++)
-          total[m][i] = add_biases(w, rows.first_group[i], rows.groups,
-                                   x[m].sums_of(GROUP, w.columns), total[m][i]);
+    TS_UNROLL for (int m = 0; m < M; m++) {
+      if (w.biases) add_biases(w, rows, x[m].sums_of(GROUP, w.columns), total[m]);
       store_four(w, total[m], row, last, y + m * stride);
     }
   }
 
   static F add_chunk(const F* values, const float* x, const float* scale, F total) {
     constexpr int PER_SPAN = SPAN / LANES;
-    for (int s = 0; s < CHUNK / SPAN; s++) {
+    TS_UNROLL for (int s = 0; s < CHUNK / SPAN; s++) {
       F part = values[s * PER_SPAN] * load(x + s * SPAN);
-      for (int v = 1; v < PER_SPAN; v++)
+      TS_UNROLL for (int v = 1; v < PER_SPAN; v++) {
         part = fma(values[s * PER_SPAN + v], load(x + s * SPAN + v * LANES), part);
+      }
       total = fma(part, splat(scale[s]), total);
     }
     return total;
@@ -114,18 +126,7 @@ struct ExactProduct {
 template <int BITS, int GROUP>
 void exact_decode(const Matrix& w, const Rows& x, int64_t first, int64_t last, float* y,
                   int64_t stride) {
-  const ExactProduct<BITS, GROUP> product(w);
-  for (int64_t block = first; block < last; block += BLOCK_ROWS) {
-    const int64_t end = smaller_of(last, block + BLOCK_ROWS);
-    by_fours(x, [&](int count, const Row* rows, int64_t m) {
-      float* to = y + m * stride;
-      for (int64_t row = block; row < end; row += 4) {
-        if (count == 4) product.template four_rows<4>(w, rows, row, last, to, stride);
-        if (count == 2) product.template four_rows<2>(w, rows, row, last, to, stride);
-        if (count == 1) product.template four_rows<1>(w, rows, row, last, to, stride);
-      }
-    });
-  }
+  decode_rows(ExactProduct<BITS, GROUP>(w), w, x, first, last, y, stride);
 }
 
 template <int BITS, int GROUP>

@@ -14,6 +14,15 @@
 #include <arm_neon.h>
 #endif
 
+// Before a loop of constant length over vectors: without it they may live in memory.
+#if defined(__clang__)
+#define TS_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define TS_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+#define TS_NOINLINE __attribute__((noinline))  // registers of its own, not the caller's leftovers
+
 namespace ts {
 
 #if defined(TS_AVX512)
@@ -34,7 +43,16 @@ inline F load(const float* from) {
   return value;
 }
 inline void store(float* to, F value) { memcpy(to, &value, sizeof value); }
-inline F splat(float value) { return F{} + value; }
+// The compiler must not add to a zero here: that costs an instruction and turns -0 into 0.
+inline F splat(float value) {
+#if defined(TS_AVX512)
+  return (F)_mm512_set1_ps(value);
+#elif defined(TS_AVX2)
+  return (F)_mm256_set1_ps(value);
+#else
+  return F{value, value, value, value};
+#endif
+}
 inline I splat(int32_t value) { return I{} + value; }
 
 // The first `count` (0 .. LANES) floats, then zeros; touches no memory beyond them.
@@ -133,6 +151,24 @@ inline F hyperbolic_tangent(F x) {
   return (F)((I)t | ((I)x & (int32_t)0x80000000));
 }
 
+// Pairs of 16-bit numbers, one pair a lane.
+typedef int16_t S __attribute__((vector_size(4 * LANES)));
+
+// a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1] in lane i.
+inline I dot_pairs(S a, S b) {
+#if defined(TS_AVX512)
+  return (I)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(TS_AVX2)
+  return (I)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(TS_NEON)
+  const int32x4_t low = vmull_s16(vget_low_s16((int16x8_t)a), vget_low_s16((int16x8_t)b));
+  return (I)vpaddq_s32(low, vmull_high_s16((int16x8_t)a, (int16x8_t)b));
+#else
+  const I left = (I)a, right = (I)b;
+  return ((left << 16) >> 16) * ((right << 16) >> 16) + (left >> 16) * (right >> 16);
+#endif
+}
+
 inline F from_bfloat16(H bits) { return (F)(__builtin_convertvector(bits, I) << 16); }
 inline F from_float16(H bits) {
 #if defined(TS_AVX512)
@@ -148,12 +184,16 @@ inline F from_float16(H bits) {
 #endif
 }
 inline H load_halves(const uint16_t* from, int count = LANES) {
+#if defined(TS_AVX512)
+  return (H)_mm256_maskz_loadu_epi16((__mmask16)((1u << count) - 1), from);
+#else
   H bits{};
   if (count == LANES)
     memcpy(&bits, from, sizeof bits);
   else
     memcpy(&bits, from, count * sizeof(uint16_t));
   return bits;
+#endif
 }
 
 }  // namespace ts

@@ -17,6 +17,18 @@ inline void store_tile(const F* products, int64_t rows, int64_t columns, float* 
   }
 }
 
+// The sum over STEP columns from k on, of every row of a tile, from sums of 16 columns.
+template <int STEP>
+inline I sum_of_step(const int32_t* sums, int64_t k) {
+  I total = I{};
+  for (int j = 0; j < STEP / 16; j++) {
+    I part;
+    memcpy(&part, sums + (k / 16 + j) * LANES, sizeof part);
+    total += part;
+  }
+  return total;
+}
+
 // Rows beyond the last are read as the last one and never stored.
 inline int64_t clamp_row(const Matrix& w, int64_t row) { return smaller_of(row, w.rows - 1); }
 
@@ -34,8 +46,7 @@ inline void multiply_floats(const Matrix& w, const float* wide, const Tiles& x, 
       const float* row = wide + r * step;
       for (int64_t k = 0; k < K; k++) {
         const F a = load(left + k * LANES), b = load(right + k * LANES);
-#pragma GCC unroll 8
-        for (int i = 0; i < ROWS; i++) {
+        TS_UNROLL for (int i = 0; i < ROWS; i++) {
           const F weight = splat(row[i * step + k]);
           total[i][0] = fma(weight, a, total[i][0]);
           total[i][1] = fma(weight, b, total[i][1]);
