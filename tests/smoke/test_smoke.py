@@ -5,7 +5,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,6 +69,24 @@ def test_a_sampled_text_repeats_with_its_seed(engine: ts.Engine) -> None:
 def test_a_prompt_of_every_byte_streams_as_it_decodes(engine: ts.Engine) -> None:
     parts = list(engine.stream("日本語 👩‍👩‍👧 ď ", max_tokens=40, temperature=1.5, seed=1))
     assert "".join(part.text for part in parts) == engine.tokenizer.decode(parts[-1].token_ids)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_threads_may_take_turns_from_loading_on(tiny: Path, kernels: str) -> None:
+    def in_thread(work: Callable[[], Any]) -> Any:
+        with ThreadPoolExecutor(1) as pool:  # a new thread each time
+            return pool.submit(work).result()
+
+    engine = in_thread(lambda: ts.load(tiny, kernels=kernels))
+    here = engine.generate("hello", max_tokens=5)
+    there = in_thread(lambda: engine.generate("hello", max_tokens=5))
+    assert there.token_ids == here.token_ids
+    assert there.reused_tokens == 4
+    stream = engine.stream("hello you", max_tokens=6)
+    parts = [next(stream), in_thread(lambda: next(stream)), next(stream)]
+    alone = ts.generate(*engine, "hello you", max_tokens=3)
+    assert [part.token for part in parts] == alone.token_ids
+    assert in_thread(lambda: float(parts[0].logprobs.max().item())) <= 0.0
 
 
 def test_quantized_on_loading_it_still_talks(tiny: Path) -> None:
