@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from turbospark.kernels.activations import activate_reference
-from turbospark.kernels.quantized_matmul import dequantize_reference
+from turbospark.kernels.quantized_matmul import compute_dtype, dequantize_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import Activation, QuantizedWeight, Weight
@@ -87,7 +87,7 @@ class RoutedExperts(Unit):
         total = weights[:, :1] * outs[:, 0]
         for rank in range(1, self._top_k):
             total = total + weights[:, rank : rank + 1] * outs[:, rank]
-        return total
+        return total.astype(y.dtype)
 
 
 def route_reference(
@@ -112,7 +112,7 @@ def route_reference(
 
 
 def expert_matmul_reference(x: mx.array, w: Weight, ids: mx.array) -> mx.array:
-    """Multiply every row by the matrices of its experts, in float32.
+    """Multiply every row by the matrices of its experts; in float32 on a CPU.
 
     Args:
         x: [T, 1 or k, 1, K].
@@ -122,15 +122,17 @@ def expert_matmul_reference(x: mx.array, w: Weight, ids: mx.array) -> mx.array:
     Returns:
         [T, k, 1, N].
     """
-    x = x.astype(mx.float32)
+    dtype = compute_dtype(x)
+    x = x.astype(dtype)
     if not isinstance(w, QuantizedWeight) or w.group_size == 16:  # MLX has no groups of 16
-        return mx.gather_mm(x, dequantize_reference(w).swapaxes(-1, -2), rhs_indices=ids)
+        dense = dequantize_reference(w).astype(dtype)
+        return mx.gather_mm(x, dense.swapaxes(-1, -2), rhs_indices=ids)
     if w.mode == "mxfp4":
         return mx.gather_qmm(
             x, w.codes, w.scales, rhs_indices=ids, group_size=32, bits=4, mode="mxfp4"
         )
-    scales = w.scales.astype(mx.float32)
-    biases = scales * -float(w.zero or 0) if w.biases is None else w.biases.astype(mx.float32)
+    scales = w.scales.astype(dtype)
+    biases = scales * -float(w.zero or 0) if w.biases is None else w.biases.astype(dtype)
     return mx.gather_qmm(
         x, w.codes, scales, biases, rhs_indices=ids, group_size=w.group_size, bits=w.bits
     )
