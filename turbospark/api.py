@@ -193,7 +193,7 @@ def load(
 
 
 def stream_generate(
-    model: Any, tokenizer: Any, prompt: Any, max_tokens: int | None = None, **options: Any
+    model: Any, tokenizer: Any, prompt: Any, max_tokens: int = 256, **options: Any
 ) -> Iterator[GenerationResponse]:
     """Generate token by token, with mlx-lm's argument names; nothing is kept between calls.
 
@@ -201,7 +201,7 @@ def stream_generate(
         model: an Engine, or the model that `load` gave.
         tokenizer: the tokenizer that `load` gave.
         prompt: text, token ids or messages. With `prompt_cache` it continues that session.
-        max_tokens: tokens to generate at most; 256 by default.
+        max_tokens: tokens to generate at most; -1 fills the context.
         options: as for `Engine.generate`, and `prompt_cache` from `make_prompt_cache`.
 
     Raises:

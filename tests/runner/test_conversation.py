@@ -160,6 +160,16 @@ def test_reset_starts_over() -> None:
     assert again.reused_tokens == 0
 
 
+def test_reset_ends_a_reply_in_progress() -> None:
+    chat = scripted_engine().session()
+    stream = chat.stream("hello", max_tokens=9)
+    next(stream)
+    chat.reset()
+    with pytest.raises(ProducerError, match="ended by a later one"):
+        next(stream)
+    assert chat.messages == []
+
+
 def test_a_closed_conversation_takes_no_more() -> None:
     with scripted_engine().session("alice") as chat:
         chat.send("hello", max_tokens=2)

@@ -60,6 +60,18 @@ def test_full_caches_go_back_anywhere(full: ts.Engine, back: int) -> None:
     assert logits(runner, prompt) == logits(runner_of(full), prompt)
 
 
+@pytest.mark.parametrize("back", [1, WINDOW + 1, len(PROMPT) - 1])
+def test_a_ring_that_never_wraps_goes_back_anywhere(
+    tmp_path: Path, sliding: ts.Engine, back: int
+) -> None:
+    write_tiny_checkpoint(tmp_path, model_type="mistral", sliding_window=WINDOW)
+    runner = runner_of(ts.load(tmp_path, ring_slack=999, max_context=60, kernels="reference"))
+    logits(runner, PROMPT)
+    prompt = [*PROMPT[: len(PROMPT) - back], 200, 201, 202]
+    assert runner.try_reuse_prefix(prompt).tokens == len(PROMPT) - back
+    assert logits(runner, prompt) == logits(runner_of(sliding), prompt)
+
+
 def test_chunk_size_does_not_change_a_bit(sliding: ts.Engine) -> None:
     rows = [logits(runner_of(sliding), PROMPT, chunk) for chunk in (1, 3, 7, len(PROMPT))]
     assert rows[1:] == rows[:-1]

@@ -22,15 +22,16 @@ def chat(arguments: argparse.Namespace, console: Console) -> None:
     _begin(conversation, arguments.system, engine.tokenizer.chat_template is not None)
     console.note(_HELP)
     while (line := _read_line()) is not None:
-        if line in {"/exit", "/quit"}:
+        command = line.strip()
+        if command in {"/exit", "/quit"}:
             return
-        if line == "/reset":
+        if command == "/reset":
             conversation.reset()
             _begin(conversation, arguments.system, True)
             console.note("the conversation starts over")
-        elif line.startswith("/"):
-            console.note(f"{line.split()[0]} is no command: {_HELP}")
-        elif line:
+        elif command.startswith("/"):
+            console.note(f"{command.split()[0]} is no command: {_HELP}")
+        elif command:
             try:
                 if arguments.json:
                     text = conversation.send(line, **options)
@@ -57,6 +58,6 @@ def _read_line() -> str | None:
     if sys.stdin.isatty():
         importlib.import_module("readline")  # gives `input` line editing
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return input("> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):
         return None

@@ -116,13 +116,14 @@ class Conversation:
         return responses()
 
     def reset(self) -> None:
-        """Forget every message and start over."""
-        self.messages, self._ids, self._written = [], [], None
-        self.runner.reset()
+        """Forget every message and start over; a reply in progress ends."""
+        with self.runner.lock:
+            self.runner.begin_turn()
+            self.messages, self._ids, self._written = [], [], None
+            self.runner.reset()
 
     def close(self) -> None:
         """Give the memory back; the conversation takes no more messages."""
-        self.runner.begin_turn()
         self.reset()
         self._closed = True
 
