@@ -16,8 +16,9 @@ from tokenizer.vocabularies import (
     write_folder,
 )
 
-from turbospark.errors import TurbosparkError
+from turbospark.errors import TokenizerError, TurbosparkError
 from turbospark.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from turbospark.tokenizer.tokenizer_json import guarded
 
 CONFIG = {
     "bos_token": "<s>",
@@ -95,6 +96,20 @@ def test_damaged_sentencepiece_file(model, seed, tmp_path_factory):
     works_or_names("tokenizer.model", lambda: load_tokenizer(folder))
 
 
+def test_panic_of_the_library_becomes_an_error_and_an_interrupt_does_not():
+    class PanicException(BaseException):  # noqa: N818 - the library's own name
+        pass
+
+    def fail(error: BaseException):
+        raise error
+
+    with pytest.raises(TokenizerError, match=r"^x\.json is not a usable tokenizer: index 3$"):
+        guarded("x.json", lambda: fail(PanicException("index\n 3")))
+    for kind in (KeyboardInterrupt, SystemExit, MemoryError):
+        with pytest.raises(kind):
+            guarded("x.json", lambda kind=kind: fail(kind()))
+
+
 @given(seed=st.integers(0, 1 << 40))
 @settings(max_examples=150, deadline=None)
 def test_damaged_bytes_of_tokenizer_json(seed, tmp_path_factory):
@@ -138,6 +153,17 @@ def test_junk_in_tokenizer_config(vocabulary, seed, junk, tmp_path_factory):
 def test_junk_in_gguf_metadata(metadata, seed, junk):
     changed = replaced(metadata(), seed, junk)
     works_or_names("some.gguf", lambda: tokenizer_from_gguf(changed, "some.gguf"))
+
+
+@pytest.mark.parametrize("unit", [0x7FFFFC00, 0xFFFFFFFF])  # a step, and a text, out of reach
+def test_character_map_that_leads_outside_its_memory_is_refused(unit, tmp_path):
+    data = bytearray(MODELS["nfkc"])
+    trie = data.rindex(b"nmt_nfkc") + len("nmt_nfkc") + 4 + 4  # tag, length, the trie's size
+    assert int.from_bytes(data[trie - 4 : trie], "little") % 1024 == 0
+    data[trie + 40 : trie + 44] = unit.to_bytes(4, "little")
+    write_folder(tmp_path, tokenizer__model=bytes(data))
+    with pytest.raises(TurbosparkError, match=r"tokenizer\.model: its map of characters is dam"):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import mlx.core as mx
@@ -68,8 +69,13 @@ def test_threads_that_parse_special_text_or_not_do_not_disturb_each_other(kind, 
         wrong.extend(flag for found in ids if found != expected[flag])
 
     threads = [threading.Thread(target=work, args=(flag,)) for flag in (True, False) * 2]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
     assert wrong == []

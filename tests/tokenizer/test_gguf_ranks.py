@@ -17,6 +17,7 @@ from tokenizer.vocabularies import (
 from turbospark.errors import TokenizerError
 from turbospark.tokenizer import tokenizer_from_gguf
 from turbospark.tokenizer.pretokenizers import PRE_TOKENIZERS
+from turbospark.tokenizer.ranked_bpe import build_byte_level_bpe
 
 KEY = "tokenizer.ggml."
 
@@ -40,6 +41,8 @@ CUTS = {
     "qwen2": lambda text: cut_as_llama3(unicodedata.normalize("NFC", text), digits=1),
     "deepseek-r1-qwen": lambda text: cut_as_llama3(text, digits=1),
 }
+BYTES = [byte_character(byte) for byte in range(256)]
+ENGINES = {pre: build_byte_level_bpe(BYTES, [], [], PRE_TOKENIZERS[pre], pre) for pre in CUTS}
 TOKENIZERS = {pre: tokenizer_from_gguf(rank_metadata(pre)) for pre in CUTS}
 
 
@@ -62,6 +65,18 @@ def slow_ids(text: str, pre: str) -> list[int]:
 @settings(max_examples=120, deadline=None)
 def test_rank_vocabulary_equals_a_slow_encoder(pre, text):
     assert TOKENIZERS[pre].encode(text) == slow_ids(text, pre)
+
+
+@pytest.mark.parametrize("pre", CUTS)
+@given(text=TEXTS)
+@example(text="'Sx it'SX 'ſ 'LLama 'vex'dé \r\n\r x\n  \n y'")
+@settings(max_examples=200, deadline=None)
+def test_pre_tokenizer_cuts_as_a_slow_one(pre, text):
+    engine = ENGINES[pre]
+    text = engine.normalizer.normalize_str(text) if engine.normalizer else text
+    pieces = [piece for piece, _ in engine.pre_tokenizer.pre_tokenize_str(text)]
+    spelled = ["".join(BYTES[byte] for byte in cut.encode()) for cut in CUTS[pre](text)]
+    assert pieces == spelled
 
 
 @given(TEXTS)

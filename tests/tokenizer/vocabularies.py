@@ -20,11 +20,13 @@ TRICKY = (
     "<0x41>", "12345", "²", "Ⅷ", "_", "...", "x = [1, 2]\n",
 )  # fmt: skip
 
+# Python and the tokenizers library know different versions of Unicode
+ASSIGNED = st.characters(exclude_categories=("Cs", "Cn", "Co"))
 TEXTS = st.lists(
     st.one_of(
         st.sampled_from(TRICKY),
         st.sampled_from([word for line in CORPUS for word in (line, *line.split(" "))]),
-        st.text(max_size=5),
+        st.text(ASSIGNED, max_size=5),
     ),
     max_size=8,
 ).map("".join)
