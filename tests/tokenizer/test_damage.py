@@ -97,7 +97,7 @@ def test_damaged_sentencepiece_file(model, seed, tmp_path_factory):
 
 
 def test_panic_of_the_library_becomes_an_error_and_an_interrupt_does_not():
-    class PanicException(BaseException):  # noqa: N818 - the library's own name
+    class PanicException(BaseException):
         pass
 
     def fail(error: BaseException):
