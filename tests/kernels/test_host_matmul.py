@@ -64,16 +64,16 @@ def _poisoned_outputs(monkeypatch):
 
 def rounded(x, mode):
     """Activations as the integer forms see them: 15 or 8 bits, one scale for 32 values."""
-    values = np.array(x).astype(np.float64)
+    values = np.array(x)
     if mode == "exact":
-        return values
+        return values.astype(np.float64)
     most = np.float32(127 * 128 if mode == "pair" else 127)
-    out = np.zeros_like(values)
+    out = np.zeros(values.shape)
     for k in range(0, values.shape[1], 32):
         span = values[:, k : k + 32]
-        largest = np.abs(span).max(1, keepdims=True).astype(np.float32)
-        inverse = (most / largest).astype(np.float64)
-        out[:, k : k + 32] = np.rint(span * inverse) * (largest / most).astype(np.float64)
+        largest = np.abs(span).max(1, keepdims=True)
+        whole = np.rint(span * (most / largest)).astype(np.float64)
+        out[:, k : k + 32] = whole * (largest / most).astype(np.float64)
     return out
 
 

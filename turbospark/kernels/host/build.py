@@ -26,7 +26,15 @@ from turbospark.kernels.host.cpu import Isa, core_count, cpu_features, isa_flags
 from turbospark.settings import KernelPolicy, cache_folder, compiler_override
 
 NATIVE = Path(__file__).parent / "native"
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread", "-fno-tree-slp-vectorize")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-pthread",
+    "-fno-tree-slp-vectorize",
+)
 _TIMEOUT_S = 300
 _log = logging.getLogger("turbospark")
 
@@ -102,14 +110,16 @@ def _key(units: Sequence[Unit], isa: Isa, compiler: Compiler) -> str:
     parts = [sys.platform, *FLAGS, *isa_flags(isa), *compiler.command, compiler.identity]
     parts += sorted(cpu_features())
     parts += [f"{unit.source} {' '.join(unit.defines)}" for unit in units]
-    return hashlib.sha256("\0".join([*parts, _sources_digest()]).encode()).hexdigest()[:16]
+    return hashlib.sha256("\0".join([*parts, _sources_digest(units)]).encode()).hexdigest()[:16]
 
 
-@functools.cache
-def _sources_digest() -> str:
+def _sources_digest(units: Sequence[Unit]) -> str:
+    """A hash of the units' sources and of every header, as any of them may be included."""
     total = hashlib.sha256()
+    own = {unit.source for unit in units}
     for file in sorted(NATIVE.iterdir()):
-        total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        if file.suffix == ".h" or file.name in own:
+            total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return total.hexdigest()
 
 

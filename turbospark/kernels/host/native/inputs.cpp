@@ -144,7 +144,7 @@ void Inputs::quantize(const float* x, int64_t at) {
     scales[k / SCALE_SPAN] = magnitude / most;
     int32_t whole[SCALE_SPAN];
     for (int64_t j = 0; j < SCALE_SPAN; j += LANES) {
-      const I q = (I)fma(load(x + k + j), inverse, magic) - (I)magic;
+      const I q = (I)(load(x + k + j) * inverse + magic) - (I)magic;
       memcpy(whole + j, &q, sizeof q);
       if (!EIGHT_BIT_DOTS) {
         store_narrow<Shorts>(row.whole + k + j, q);

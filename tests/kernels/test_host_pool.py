@@ -1,0 +1,65 @@
+"""The thread pool under several Python threads, at rest, and across a fork."""
+
+import os
+import signal
+import threading
+import time
+import warnings
+
+import mlx.core as mx
+import pytest
+from kernels.matrices import rows
+
+from turbospark.kernels.host.target import HostKernels
+from turbospark.protocols import Phase
+from turbospark.settings import KernelPolicy
+
+
+def projection(N, threads, seed):
+    kernels = HostKernels(KernelPolicy(activations="exact", threads=threads))
+    return kernels.normed_projections(None, [rows(N, 160, seed=seed)], [None])
+
+
+def test_calls_from_several_threads_do_not_disturb_each_other():
+    jobs = [(projection(257, 2, 1), rows(1, 160, seed=2), Phase.DECODE)]
+    jobs += [(projection(131, 3, 3), rows(21, 160, seed=4), Phase.PREFILL)]
+    jobs += [(projection(67, 2, 5), rows(5, 160, seed=6), Phase.DECODE)]
+    expected = [run(x, phase)[0] for run, x, phase in jobs]
+    wrong = []
+
+    def work(index):
+        run, x, phase = jobs[index]
+        for _ in range(300):
+            if not mx.array_equal(run(x, phase)[0], expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_pool_rests_a_tenth_of_a_second_after_a_call():
+    run, x = projection(257, 4, 1), rows(1, 160)
+    run(x, Phase.DECODE)
+    time.sleep(0.1)
+    used = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - used < 0.03
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_a_pool_of_its_own():
+    run, x = projection(257, 2, 1), rows(1, 160)
+    expected = run(x, Phase.DECODE)[0]
+    mx.eval(expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        got = run(x, Phase.DECODE)[0]
+        os._exit(0 if memoryview(got) == memoryview(expected) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
