@@ -12,7 +12,7 @@ from metal_emu.signature import ATTRIBUTES
 from turbospark.kernels.gpu.kernel import MAX_BINDINGS, strip_comments
 
 FACTS = ("shape", "strides", "ndim")
-TYPES = r"(?:float|int|uint|ushort|uchar|bool|half|bfloat16_t|T|KV|Pack<[^<>]*>)"
+TYPES = r"(?:float|int|uint|ushort|uchar|bool|half|bfloat16_t|T|KV|Pack<[^<>]*>|Floats<\d>)"
 SPACES = r"(?:GLOBAL|SHARED_PTR|TABLE|thread)"
 BANNED_WORDS = (
     *("virtual", "try", "throw", "catch", "new", "delete", "goto", "return", "asm"),

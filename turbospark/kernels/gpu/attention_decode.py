@@ -3,13 +3,13 @@
 Its reference is `attend_reference` of kernels/attention.py.
 """
 
-import functools
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.attention import attend_reference, first_key
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, current_target
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_target
 from turbospark.kernels.kv_rows import KVRows, RowBlock
 from turbospark.kernels.target import HeadGeometry
 
@@ -22,6 +22,8 @@ COMBINE = Kernel("attention_combine", ("partials", "tops", "totals", "lengths", 
 MAX_ROWS = 8
 CHUNK = 128  # keys of one threadgroup; a constant, so that a row's sums never change with length
 THREADS = 128
+
+Sizes = dict[str, mx.Dtype | int | bool]
 
 _MAX_QUERIES = 16  # of one threadgroup, bounded by registers
 _QUERY_VALUES = 4096  # of one threadgroup, bounded by its memory
@@ -67,10 +69,7 @@ def attention_decode(
     lengths = mx.array(
         [begin, rows.boundary, rows.end, sealed.capacity, tail.capacity, splits], mx.int32
     )
-    share = Hq // heads.num_kv_heads
-    queries = min(T * share, _MAX_QUERIES, _QUERY_VALUES // D)
-    tiles = -(-T * share // queries)
-    sizes = {
+    sizes: Sizes = {
         "T": q.dtype,
         "M": T,
         "D": D,
@@ -79,16 +78,40 @@ def attention_decode(
         "THREADS": THREADS,
         "KEY_GROUPS": THREADS * 4 // D,
     }
-    partials, tops, totals = PARTIALS(
+    inputs = [q, sealed.k, sealed.v, tail.k, tail.v, lengths, constant(scale)]
+    partials = _partials(target, inputs, heads, splits, {**sizes, "WINDOW": window or 0})
+    (y,) = COMBINE(
         target,
-        [q, sealed.k, sealed.v, tail.k, tail.v, lengths, _constant(scale)],
+        [*partials, lengths, lengths if sinks is None else sinks],
+        template={**sizes, "HAS_SINKS": sinks is not None},
+        grid=(THREADS, T * Hq, 1),
+        threadgroup=(THREADS, 1, 1),
+        outputs=[((T, Hq * D), q.dtype)],
+    )
+    return y
+
+
+def _partials(
+    target: GpuTarget,
+    inputs: Sequence[mx.array],
+    heads: HeadGeometry,
+    splits: int,
+    sizes: Sizes,
+) -> list[mx.array]:
+    """The first pass: weighted values [splits, T, Hq, D], largest scores, sums of weights."""
+    T, Hq, D = inputs[0].shape
+    share = Hq // heads.num_kv_heads
+    queries = min(T * share, _MAX_QUERIES, _QUERY_VALUES // D)
+    tiles = -(-T * share // queries)
+    return PARTIALS(
+        target,
+        inputs,
         template={
             **sizes,
-            "KV": sealed.k.dtype,
+            "KV": inputs[1].dtype,
             "SHARE": share,
             "QUERIES": queries,
             "TILES": tiles,
-            "WINDOW": window or 0,
         },
         grid=(THREADS, heads.num_kv_heads * tiles, splits),
         threadgroup=(THREADS, 1, 1),
@@ -98,15 +121,6 @@ def attention_decode(
             ((splits, T, Hq), mx.float32),
         ],
     )
-    (y,) = COMBINE(
-        target,
-        [partials, tops, totals, lengths, lengths if sinks is None else sinks],
-        template={**sizes, "HAS_SINKS": sinks is not None},
-        grid=(THREADS, T * Hq, 1),
-        threadgroup=(THREADS, 1, 1),
-        outputs=[((T, Hq * D), q.dtype)],
-    )
-    return y
 
 
 def takes(heads: HeadGeometry) -> bool:
@@ -140,8 +154,3 @@ def _blocks(rows: KVRows) -> tuple[RowBlock, RowBlock]:
     if sealed is None or tail is None:
         raise ShapeError("attention_decode over a cache without rows")
     return sealed, tail
-
-
-@functools.cache
-def _constant(value: float) -> mx.array:
-    return mx.array([value], mx.float32)

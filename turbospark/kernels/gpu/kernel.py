@@ -53,7 +53,7 @@ class Kernel:
     """A body with its names. It is built at the first launch on a target, never at import.
 
     Attributes:
-        name: also the body's file, bodies/<name>.h, and what `KernelPolicy.disable` lists.
+        name: also that of the body's file, bodies/<name>.h.
         inputs: names of the arrays it reads, as in the body.
         outputs: names of the arrays it writes.
     """
@@ -135,6 +135,12 @@ class Kernel:
 def header(target: GpuTarget) -> str:
     """What precedes a body on a target: its prelude and the common helpers."""
     return _text(f"dialect/{target.prelude}") + _text("dialect/common.h")
+
+
+@functools.cache
+def constant(value: float) -> mx.array:
+    """A number as bodies take it: an array of one float32."""
+    return mx.array([value], mx.float32)
 
 
 @functools.cache

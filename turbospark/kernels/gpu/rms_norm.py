@@ -1,11 +1,9 @@
 """RMS normalisation of rows on a GPU; its reference is kernels/rms_norm.py."""
 
-import functools
-
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, current_target
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_target
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.weights import Norm
 
@@ -40,15 +38,10 @@ def rms_norm(x: mx.array, norm: Norm, *, target: GpuTarget | None = None) -> mx.
     threads = 32 * simdgroups
     (y,) = KERNEL(
         target,
-        [x, x if weight is None else weight, _eps(norm.eps)],
+        [x, x if weight is None else weight, constant(norm.eps)],
         template={"T": x.dtype, "D": C, "THREADS": threads, "HAS_WEIGHT": weight is not None},
         grid=(x.size // C * threads, 1, 1),
         threadgroup=(threads, 1, 1),
         outputs=[(x.shape, x.dtype)],
     )
     return y
-
-
-@functools.cache
-def _eps(value: float) -> mx.array:
-    return mx.array([value], mx.float32)

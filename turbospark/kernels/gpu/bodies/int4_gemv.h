@@ -34,7 +34,7 @@ for (int k = lane * 8 * WORDS; k < K; k += 32 * 8 * WORDS) {
       }
     }
     UNROLL for (int m = 0; m < M; m++) {
-      const Pack<float, 8> value = load_floats<8>(x + m * K + k + 8 * w);
+      const Floats<8> value = load_floats<8>(x + m * K + k + 8 * w);
       float shifted[8];
       float sum = 0.0f;
       UNROLL for (int i = 0; i < 8; i++) {

@@ -4,6 +4,11 @@ struct alignas(sizeof(T) * N) Pack {
   T v[N];
 };
 
+template <int N>
+struct Floats {
+  float v[N];
+};
+
 // N values in one load; the address must be a multiple of their size.
 template <int N, typename T>
 FUNC Pack<T, N> load_pack(const GLOBAL T* p) {
@@ -12,8 +17,8 @@ FUNC Pack<T, N> load_pack(const GLOBAL T* p) {
 
 // N values as floats, from any address.
 template <int N, typename T>
-FUNC Pack<float, N> load_floats(const GLOBAL T* p) {
-  Pack<float, N> wide;
+FUNC Floats<N> load_floats(const GLOBAL T* p) {
+  Floats<N> wide;
 #ifdef VECTOR_ALIGNED
   if (VECTOR_ALIGNED(p, sizeof(Pack<T, N>))) {
     const Pack<T, N> pack = load_pack<N>(p);
