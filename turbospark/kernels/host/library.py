@@ -2,7 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import mlx.core as mx
 import numpy as np
@@ -74,7 +74,7 @@ def address(x: mx.array | np.ndarray) -> int:
     Raises:
         TypeError: the array is not row-contiguous.
     """
-    return ctypes.addressof(ctypes.c_char.from_buffer(x))
+    return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, x)))
 
 
 def result(values: np.ndarray) -> mx.array:
