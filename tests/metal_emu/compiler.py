@@ -137,10 +137,13 @@ def compile_kernel(source: str, wrapper: str, mode: Mode, strict: bool) -> Libra
     runtime()
     path = _folder() / f"{_key(source, wrapper, mode, strict, LANGUAGE, MODES[mode])}.so"
     if not path.exists():
-        text = path.with_suffix(".cpp")
+        text = path.with_suffix(f".{os.getpid()}.cpp")  # two processes may be at it
         text.write_text(f'{source}\n#line 1 "wrapper"\n#ifndef EMU_CHECK\n{wrapper}\n#endif\n')
-        _check(text, strict)
-        _build(text, mode, path)
+        try:
+            _check(text, strict)
+            _build(text, mode, path)
+        finally:
+            text.unlink()
     return Library(ctypes.CDLL(str(path)), path)
 
 
