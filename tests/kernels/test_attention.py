@@ -135,6 +135,15 @@ def test_row_that_the_ring_has_dropped_is_missed_by_name(name):
         body_of(name, case, None)(given.q[199:], cache)
 
 
+@pytest.mark.parametrize("name", BODIES)
+def test_queries_whose_own_rows_are_missing_are_refused(name):
+    case = AttentionCase("", 5, 3, 1, 24)
+    given, cache = inputs(case), case.cache()
+    cache.append(given.k[:4], given.v[:4])
+    with pytest.raises(ShapeError, match="append theirs first"):
+        body_of(name, case, None)(given.q, cache)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_host_refuses_rows_that_are_not_float32(isa):
     case = AttentionCase("", 3, 3, 1, 24)

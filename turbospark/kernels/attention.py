@@ -63,8 +63,10 @@ def first_key(rows: KVRows, count: int, window: int | None) -> int:
     """The oldest position that the newest `count` queries see.
 
     Raises:
-        ShapeError: the cache no longer holds it.
+        ShapeError: the cache does not hold it any more, or not yet the queries' own rows.
     """
+    if count > rows.end:
+        raise ShapeError(f"{count} queries over a cache of {rows.end} rows: append theirs first")
     begin = 0 if window is None else max(0, rows.end - count - window + 1)
     if begin < rows.first:
         raise ShapeError(

@@ -92,23 +92,21 @@ class RotatedHeads:
         out = np.empty((count, heads.num_heads, heads.head_dim), np.float32)
         out_at = address(out)
         if k is None or v is None:
-            tables = self._tables(cache.offset - count, count)
+            cos, sin = self._rope.rotation(cache.offset - count, count)
+            tables = (address(cos), address(sin))
             self._call(self._plan_at, _pack_rotate(q_at, 0, 0, *tables, out_at, 0, 0, 0, 0, count))
             return result(out)
         check_columns(k, heads.num_kv_heads * heads.head_dim, "HeadNormRope's k")
         check_columns(v, heads.num_kv_heads * heads.head_dim, "HeadNormRope's v")
         k, k_at = readable(k)
         v, v_at = readable(v)
-        tables = self._tables(cache.offset, count)
+        cos, sin = self._rope.rotation(cache.offset, count)
+        tables = (address(cos), address(sin))
         block, row = cache.reserve(count)
         place = (*_addresses(block), block.capacity, row)
         self._call(self._plan_at, _pack_rotate(q_at, k_at, v_at, *tables, out_at, *place, count))
         cache.advance(count)
         return result(out)
-
-    def _tables(self, offset: int, count: int) -> tuple[int, int]:
-        cos, sin = self._rope.rotation(offset, count)  # kept alive by the embedding's memo
-        return address(cos), address(sin)
 
 
 class Attention:
