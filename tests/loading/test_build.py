@@ -1,6 +1,8 @@
 """From files to a model with weights: every format gives the same numbers."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -25,9 +27,12 @@ from turbospark.errors import CheckpointError, ConfigError, OptionError, Unsuppo
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight
 from turbospark.loading.build import load_model
+from turbospark.loading.gguf import GGUFFile
+from turbospark.loading.gguf_weights import gguf_config, gguf_weights
 from turbospark.loading.install import parameter_slots
 from turbospark.nn.linear import Matrix
 from turbospark.protocols import Phase
+from turbospark.registry import GGUF_GROUP, resolve_family
 from turbospark.settings import KernelPolicy
 
 REFERENCE = KernelPolicy(kernels="reference")
@@ -154,6 +159,22 @@ def test_gguf_of_mixed_types_can_be_quantized_where_it_is_float(tmp_path):
     bits = {name: weight.bits for name, weight in matrices(loaded).items()}
     assert bits["model.layers.0.mlp.up_proj.weight"] == 4
     assert bits["model.layers.0.mlp.gate_proj.weight"] == 8
+
+
+def test_offset_of_norms_is_taken_off_and_nothing_else_changes(tmp_path):
+    file = GGUFFile(write_gguf(tmp_path / "a.gguf"))
+    mapping = replace(resolve_family("llama", GGUF_GROUP).gguf["llama"], norm_offset=0.25)
+    found = gguf_weights(file, mapping, gguf_config(file, mapping))
+    for name, expected in llama_weights().items():
+        offset = 0.25 if name.endswith("norm.weight") else 0.0
+        assert np.array_equal(np.asarray(found[name]), expected - np.float32(offset)), name
+
+
+def test_model_loaded_in_a_thread_runs_in_another(tmp_path):
+    folder = write_folder(tmp_path / "a")
+    with ThreadPoolExecutor(1) as pool:
+        loaded = pool.submit(load, folder).result()
+    assert np.array_equal(logits(loaded), logits(load(folder)))
 
 
 def test_progress_ends_at_the_total(tmp_path):

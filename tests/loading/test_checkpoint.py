@@ -90,6 +90,22 @@ def test_tensor_in_two_shards_is_named(sharded, weights):
     refused(sharded, "model.norm.weight", SECOND)
 
 
+def test_tensor_in_two_shards_without_an_index_is_named(sharded, weights):
+    (sharded / INDEX).unlink()
+    names = two_shards(weights)[SECOND]
+    doubled = {name: weights[name] for name in [*names, "model.norm.weight"]}
+    (sharded / SECOND).write_bytes(safetensors_bytes(doubled))
+    refused(sharded, "'model.norm.weight' is in", SECOND, "model-00001")
+
+
+def test_index_cannot_reach_outside_the_folder(tmp_path, sharded, weights):
+    outside = write_folder(tmp_path / "other", weights) / "model.safetensors"
+    for file in ("../other/model.safetensors", str(outside)):
+        weight_map = json.dumps({"weight_map": dict.fromkeys(weights, file)})
+        (sharded / INDEX).write_text(weight_map)
+        refused(sharded, INDEX, file, "not a safetensors file of the folder")
+
+
 @pytest.mark.parametrize(
     "index",
     ["", "{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 5}}',
