@@ -352,7 +352,7 @@ class Gemma4Model(CausalLM):
                 if logits == "last":
                     h, given = h[-1:], None if given is None else given[-1:]
             own = None if given is None else given[:, plan.index]
-            h = layer(h, own, caches[plan.source], phase)
+            h = cast("mx.array", layer(h, own, caches[plan.source], phase))
             if plan.index in taps:
                 kept[plan.index] = h
         return self.finish(h, logits, phase, kept)

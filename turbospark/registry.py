@@ -5,6 +5,7 @@ The entry-point NAME is the model_type, so resolving one imports exactly one fam
 """
 
 import difflib
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from turbospark.errors import UnsupportedError
@@ -44,9 +45,9 @@ def resolve_family(model_type: str, group: str = GROUP) -> Family:
     )
 
 
-def _distinct(points: "tuple[EntryPoint, ...] | object") -> list[EntryPoint]:
+def _distinct(points: Iterable[EntryPoint]) -> list[EntryPoint]:
     # An editable install beside a wheel lists the same entry point twice.
     unique: dict[str, EntryPoint] = {}
-    for point in points:  # type: ignore[attr-defined]
+    for point in points:
         unique.setdefault(point.value, point)
     return list(unique.values())

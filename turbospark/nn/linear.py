@@ -1,6 +1,6 @@
 """Modules that hold weights. They do no arithmetic of their own: units do."""
 
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,7 +29,8 @@ class Matrix(nn.Module):
         """The weight as kernels take it."""
         if self._layout is None:
             return self.weight
-        return QuantizedWeight(self.weight, self["scales"], self.get("biases"), **self._layout)
+        arrays = cast("dict[str, mx.array]", self)
+        return QuantizedWeight(self.weight, arrays["scales"], arrays.get("biases"), **self._layout)
 
     def assign(self, weight: Weight) -> None:
         """Set the weight.

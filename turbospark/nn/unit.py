@@ -27,8 +27,8 @@ class Unit:
 def units_of(model: nn.Module) -> list[tuple[str, Unit]]:
     """Every unit of a model with the path of the module that holds it."""
     found: list[tuple[str, Unit]] = []
-    for path, module in model.named_modules():
-        for name, value in vars(cast(Any, module)).items():
+    for path, module in cast("list[tuple[str, Any]]", model.named_modules()):
+        for name, value in cast("dict[str, Any]", vars(module)).items():
             if isinstance(value, Unit):
                 found.append((f"{path}.{name}" if path else name, value))
     return found

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -80,8 +80,8 @@ def sandbox() -> ImmutableSandboxedEnvironment:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
     )
-    environment.filters["tojson"] = to_json  # pyright: ignore[reportUnknownMemberType]
-    environment.globals.update(  # pyright: ignore[reportUnknownMemberType]
+    cast("dict[str, Any]", environment.filters)["tojson"] = to_json
+    cast("dict[str, Any]", environment.globals).update(
         raise_exception=_raise_exception, strftime_now=_strftime_now
     )
     return environment
