@@ -24,7 +24,7 @@ struct DenseProduct {
   }
 
   template <int M>
-  static inline void add(const Matrix& w, const Row* x, const int64_t* start, int64_t k, int count,
+  static TS_INLINE void add(const Matrix& w, const Row* x, const int64_t* start, int64_t k, int count,
                          F (*total)[4]) {
     TS_UNROLL for (int i = 0; i < 4; i++) {
       __builtin_prefetch(w.data + (start[i] + k) * element_bytes(ELEMENT) + PREFETCH_BYTES);

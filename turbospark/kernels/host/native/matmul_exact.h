@@ -58,7 +58,7 @@ struct ExactProduct {
   }
 
   template <int M>
-  inline void four_rows(const Matrix& w, const Layout& layout, const Row* x, int64_t row,
+  TS_INLINE void four_rows(const Matrix& w, const Layout& layout, const Row* x, int64_t row,
                         int64_t last, float* y, int64_t stride) const {
     const QuantizedRows rows(w, layout, row);
     const int64_t chunks = layout.chunks;

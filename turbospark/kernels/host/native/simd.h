@@ -21,6 +21,7 @@
 #define TS_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+#define TS_INLINE inline __attribute__((always_inline))
 #define TS_NOINLINE __attribute__((noinline))  // registers of its own, not the caller's leftovers
 
 namespace ts {
