@@ -170,7 +170,8 @@ class Decode {
             sums[n][u] = fma(query, load_first(k[j + u] + whole, D - whole), sums[n][u]);
         }
       }
-      for (int n = 0; n < N; n++) sum_four(sums[n], scores + n * SPAN + j);
+      for (int n = 0; n < N; n++)
+        sum_four(sums[n][0], sums[n][1], sums[n][2], sums[n][3], scores + n * SPAN + j);
     }
   }
 

@@ -94,26 +94,26 @@ inline F smaller(F a, F b) { return select(a < b, a, b); }
 inline F absolute(F a) { return (F)((I)a & 0x7fffffff); }
 inline F to_float(I a) { return __builtin_convertvector(a, F); }
 
-// The sum of each of four vectors, every one by the same tree: quarters of four lanes first.
+// The sum of each of four vectors, every one by the same tree.
 inline void sum_four(const F a, const F b, const F c, const F d, float* to) {
-  typedef float Q __attribute__((vector_size(16)));
-  const F all[4] = {a, b, c, d};
-  Q quarter[4];
-  for (int i = 0; i < 4; i++) {
-    Q part[LANES / 4];
-    memcpy(part, &all[i], sizeof part);
-    if (LANES == 16)
-      quarter[i] = (part[0] + part[1]) + (part[2 % (LANES / 4)] + part[3 % (LANES / 4)]);
-    else
-      quarter[i] = LANES == 8 ? part[0] + part[1 % (LANES / 4)] : part[0];
-  }
-#if defined(TS_AVX512) || defined(TS_AVX2)
-  const __m128 left = _mm_hadd_ps((__m128)quarter[0], (__m128)quarter[1]);
-  const __m128 right = _mm_hadd_ps((__m128)quarter[2], (__m128)quarter[3]);
-  _mm_storeu_ps(to, _mm_hadd_ps(left, right));
+#if defined(TS_AVX512)
+  auto add_pairs = [](F x, F y) {
+    return _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps((__m512)x, (__m512)y),
+                                          _mm512_unpackhi_ps((__m512)x, (__m512)y)));
+  };
+  const __m512d left = add_pairs(a, b), right = add_pairs(c, d);
+  const __m512 wide = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(left, right)),
+                                    _mm512_castpd_ps(_mm512_unpackhi_pd(left, right)));
+  const __m256 fours =
+      _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
+#elif defined(TS_AVX2)
+  const __m256 left = _mm256_hadd_ps((__m256)a, (__m256)b);
+  const __m256 fours = _mm256_hadd_ps(left, _mm256_hadd_ps((__m256)c, (__m256)d));
+  _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
 #else
-  for (int i = 0; i < 4; i++)
-    to[i] = (quarter[i][0] + quarter[i][1]) + (quarter[i][2] + quarter[i][3]);
+  const F all[4] = {a, b, c, d};
+  for (int i = 0; i < 4; i++) to[i] = (all[i][0] + all[i][2]) + (all[i][1] + all[i][3]);
 #endif
 }
 inline float sum(F value) {
