@@ -91,24 +91,21 @@ Inputs::Inputs(Carver& carver, const InputShape& shape, int thread, int threads)
   product_scratch_ += thread * shape.product_scratch;
 }
 
-void Inputs::pack(Region& region, const float* x, const Norm* norm) {
-  const int64_t K = shape_.columns;
+void Inputs::pack(Crew& crew, const float* x, const Norm* norm) {
   if (shape_.prefill) {
-    for (int64_t t = region.begin(tiles_.count); t < region.end(tiles_.count); t++)
-      pack_tile(x, norm, t);
-    region.barrier();
-  } else if (shape_.rows == 1) {
-    pack_row(x, norm, own_);
+    crew.share(tiles_.count, 1, [&](int64_t t, int64_t) { pack_tile(x, norm, t); });
+  } else if (shape_.rows == 1) {  // cheaper to repeat than to wait for
+    waiting_ = x;
+    waiting_norm_ = norm;
   } else {
-    for (int64_t m = region.begin(shape_.rows); m < region.end(shape_.rows); m++)
-      pack_row(x + m * K, norm, m);
-    region.barrier();
+    crew.share(shape_.rows, 1,
+               [&](int64_t m, int64_t) { pack_row(x + m * shape_.columns, norm, m); });
   }
 }
 
-void Inputs::multiply(const Matrix& w, int64_t first, int64_t last, float* y,
-                      int64_t stride) const {
-  if (first >= last) return;
+void Inputs::multiply(const Matrix& w, int64_t first, int64_t last, float* y, int64_t stride) {
+  if (waiting_) pack_row(waiting_, waiting_norm_, own_);
+  waiting_ = nullptr;
   if (shape_.prefill) {
     w.product->prefill(w, tiles_, first, last, y, stride, product_scratch_);
   } else {

@@ -22,12 +22,12 @@ class Inputs {
  public:
   Inputs(Carver& carver, const InputShape& shape, int thread, int threads);
 
-  // Norms (if any) and packs rows [rows, columns]. Every thread of the region calls it; all may
-  // multiply when it returns.
-  void pack(Region& region, const float* x, const Norm* norm);
+  // Norms (if any) and packs rows [rows, columns]. Every thread of the crew calls it; all may
+  // multiply when it returns. `x` must stay until then: one row is packed at its first use.
+  void pack(Crew& crew, const float* x, const Norm* norm);
 
   // y[m * stride + n] for every row m and the weight rows n in [first, last).
-  void multiply(const Matrix& w, int64_t first, int64_t last, float* y, int64_t stride) const;
+  void multiply(const Matrix& w, int64_t first, int64_t last, float* y, int64_t stride);
 
  private:
   void pack_row(const float* x, const Norm* norm, int64_t at);
@@ -46,6 +46,8 @@ class Inputs {
   float* span_scales_;     // [packed rows][padded / 32]
   int32_t* span_sums_;     // [packed rows][padded / 16]
   char* product_scratch_;  // this thread's
+  const float* waiting_ = nullptr;  // one row that this thread has not packed yet
+  const Norm* waiting_norm_ = nullptr;
 };
 
 }  // namespace ts

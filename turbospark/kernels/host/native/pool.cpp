@@ -17,8 +17,10 @@
 namespace ts {
 namespace {
 
-constexpr int SPINS_BEFORE_SLEEP = 8000;  // about 0.3 ms: longer than the gap between two kernels
-constexpr int SPINS_BEFORE_YIELD = 2000;  // longer than the threads of a region drift apart
+// A spin is about 40 ns. Workers rest after a third of a millisecond, longer than the gap between
+// two kernels; from time to time they offer the core to others, as threads may outnumber cores.
+constexpr int SPINS_BEFORE_SLEEP = 8000;
+constexpr int SPINS_BETWEEN_YIELDS = 250;
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -28,36 +30,48 @@ inline void relax() {
 #endif
 }
 
-// Polls `done`; gives the core away once it has taken long, as threads may outnumber cores.
+template <class Condition>
+bool spin_until(Condition done, int most) {
+  for (int spins = 1; !done(); spins++) {
+    if (spins == most) return false;
+    if (spins % SPINS_BETWEEN_YIELDS == 0)
+      std::this_thread::yield();
+    else
+      relax();
+  }
+  return true;
+}
+
 template <class Condition>
 void spin_until(Condition done) {
-  for (int spins = 0; !done();) {
-    relax();
-    if (++spins >= SPINS_BEFORE_YIELD) std::this_thread::yield();
+  while (!spin_until(done, 1 << 30)) {
   }
 }
 
 class Pool {
  public:
-  void run(int threads, size_t scratch_bytes, Job job, void* context) {
+  void run(int threads, size_t scratch_bytes, Job<Region> job, void* context) {
     std::lock_guard<std::mutex> one_region(region_);
-    while (workers_ < threads - 1 && start_worker()) {
+    prepare(threads, scratch_bytes, context);
+    strict_ = job;
+    loose_ = nullptr;
+    open();
+    job_on(0);
+    spin_until([&] { return finished_.load(std::memory_order_acquire) == threads_; });
+    close();
+  }
+
+  void run(int threads, size_t scratch_bytes, Job<Crew> job, void* context) {
+    std::lock_guard<std::mutex> one_region(region_);
+    prepare(threads, scratch_bytes, context);
+    loose_ = job;
+    for (Shared& loop : loops_) {
+      loop.taken.store(0, std::memory_order_relaxed);
+      loop.done.store(0, std::memory_order_relaxed);
     }
-    threads = std::max(1, std::min(threads, workers_ + 1));
-    reserve(scratch_bytes);
-    Region region{0, threads, scratch_};
-    if (threads == 1) return job(region, context);
-    job_ = job;
-    context_ = context;
-    threads_ = threads;
-    busy_.store(workers_, std::memory_order_relaxed);
-    generation_.fetch_add(1);
-    if (sleepers_.load() > 0) {
-      std::lock_guard<std::mutex> hold(sleep_);
-      wake_.notify_all();
-    }
-    job(region, context);
-    spin_until([&] { return busy_.load(std::memory_order_acquire) == 0; });
+    open();
+    job_on(0);
+    close();
   }
 
   void barrier(int threads) {
@@ -71,6 +85,44 @@ class Pool {
   }
 
  private:
+  void prepare(int threads, size_t scratch_bytes, void* context) {
+    while (workers_ < threads - 1 && start_worker()) {
+    }
+    threads_ = std::max(1, std::min(threads, workers_ + 1));
+    if (scratch_bytes > scratch_bytes_) grow(scratch_bytes);
+    context_ = context;
+    finished_.store(0, std::memory_order_relaxed);
+  }
+
+  // From here on workers may enter.
+  void open() {
+    if (threads_ == 1) return;
+    const unsigned next = generation_.load(std::memory_order_relaxed) + 1;
+    opened_.store(next);
+    generation_.store(next);
+    if (sleepers_.load() > 0) {
+      std::lock_guard<std::mutex> hold(sleep_);
+      wake_.notify_all();
+    }
+  }
+
+  // A worker that comes later finds it closed; those inside are waited for.
+  void close() {
+    opened_.store(0);
+    spin_until([&] { return inside_.load() == 0; });
+  }
+
+  void job_on(int thread) {
+    if (loose_ != nullptr) {
+      Crew crew{thread, threads_, scratch_, loops_};
+      loose_(crew, context_);
+      return;
+    }
+    Region region{thread, threads_, scratch_};
+    strict_(region, context_);
+    finished_.fetch_add(1, std::memory_order_release);
+  }
+
   // False where the system grants no more threads; regions then run on those there are.
   bool start_worker() {
     const int index = workers_ + 1;
@@ -87,28 +139,23 @@ class Pool {
   void work(int index, unsigned seen) {
     for (;;) {
       wait_for_region(seen);
-      seen = generation_.load(std::memory_order_acquire);
-      if (index < threads_) {
-        Region region{index, threads_, scratch_};
-        job_(region, context_);
-      }
-      busy_.fetch_sub(1, std::memory_order_release);
+      seen = generation_.load();
+      inside_.fetch_add(1);
+      if (opened_.load() == seen && index < threads_) job_on(index);
+      inside_.fetch_sub(1);
     }
   }
 
   void wait_for_region(unsigned seen) {
-    for (int spins = 0; spins < SPINS_BEFORE_SLEEP; spins++) {
-      if (generation_.load(std::memory_order_acquire) != seen) return;
-      relax();
-    }
+    const auto changed = [&] { return generation_.load() != seen; };
+    if (spin_until(changed, SPINS_BEFORE_SLEEP)) return;
     std::unique_lock<std::mutex> hold(sleep_);
     sleepers_.fetch_add(1);
-    wake_.wait(hold, [&] { return generation_.load() != seen; });
+    wake_.wait(hold, changed);
     sleepers_.fetch_sub(1);
   }
 
-  void reserve(size_t bytes) {
-    if (bytes <= scratch_bytes_) return;
+  void grow(size_t bytes) {
     std::free(scratch_);
     scratch_bytes_ = (bytes + 4095) / 4096 * 4096;
     scratch_ = static_cast<char*>(std::aligned_alloc(64, scratch_bytes_));
@@ -117,12 +164,16 @@ class Pool {
 
   std::mutex region_, sleep_;
   std::condition_variable wake_;
-  alignas(64) std::atomic<unsigned> generation_{0};
-  alignas(64) std::atomic<int> busy_{0};
+  alignas(64) std::atomic<unsigned> generation_{0};  // regions ever opened
+  alignas(64) std::atomic<unsigned> opened_{0};      // the open one, or 0
+  alignas(64) std::atomic<int> inside_{0};           // workers that may be looking at it
+  alignas(64) std::atomic<int> finished_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> round_{0};
   std::atomic<int> sleepers_{0};
-  Job job_ = nullptr;
+  Shared loops_[Crew::MAX_LOOPS];
+  Job<Region> strict_ = nullptr;
+  Job<Crew> loose_ = nullptr;
   void* context_ = nullptr;
   int threads_ = 1, workers_ = 0;
   char* scratch_ = nullptr;
@@ -150,8 +201,16 @@ Pool& pool() {
 
 }  // namespace
 
-void run_region(int threads, size_t scratch_bytes, Job job, void* context) {
+void run_region(int threads, size_t scratch_bytes, Job<Region> job, void* context) {
   pool().run(threads, scratch_bytes, job, context);
+}
+
+void run_crew(int threads, size_t scratch_bytes, Job<Crew> job, void* context) {
+  pool().run(threads, scratch_bytes, job, context);
+}
+
+void Crew::wait_for(const Shared& loop, int64_t count) {
+  spin_until([&] { return loop.done.load(std::memory_order_acquire) == count; });
 }
 
 void Region::barrier() {

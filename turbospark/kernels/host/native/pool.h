@@ -1,8 +1,18 @@
 // The thread pool of the host kernels.
 //
-// A kernel is a region: one function that every thread of the pool runs at once, the calling
-// thread among them as thread 0. Between regions the workers spin for about a third of a
-// millisecond, then sleep. Regions of several Python threads run one after another.
+// A kernel is a region: one function that threads of the pool run at once, the calling thread
+// among them as thread 0. Regions of several Python threads run one after another. Between regions
+// the workers spin for about a third of a millisecond, then sleep.
+//
+// `cooperate` shares work out piece by piece, so it never waits for a worker that the system has
+// not let run yet: such a worker finds the pieces done.
+//
+//     ts::cooperate(threads, scratch_bytes, [&](ts::Crew& crew) {
+//       crew.share(n, 16, [&](int64_t begin, int64_t end) { first(begin, end); });
+//       crew.share(m, 64, [&](int64_t begin, int64_t end) { second(begin, end); });  // after all of it
+//     });
+//
+// `parallel` gives every thread a fixed share and lets them meet at barriers.
 //
 //     ts::parallel(threads, scratch_bytes, [&](ts::Region& region) {
 //       for (int i = region.begin(n); i < region.end(n); i++) first(i);
@@ -48,11 +58,51 @@ struct Region {
   }
 };
 
-using Job = void (*)(Region& region, void* context);
+// One loop whose pieces are shared out: what is taken, and what is done.
+struct alignas(64) Shared {
+  std::atomic<int64_t> taken{0};
+  alignas(64) std::atomic<int64_t> done{0};
+};
 
-// Runs `job` on `threads` threads and returns when all are done. `job` must not throw and must
-// not start a region itself.
-void run_region(int threads, size_t scratch_bytes, Job job, void* context);
+// What a thread of a cooperating region knows.
+struct Crew {
+  int thread, threads;
+  char* scratch;   // 64-byte aligned, shared by the region's threads, not cleared
+  Shared* shared;  // of the loops to come, in the order of the calls
+
+  static constexpr int MAX_LOOPS = 8;
+
+  // Calls `piece(begin, end)` for pieces of at most `block` items until [0, count) is taken, and
+  // returns when every thread's pieces are done; what they wrote is visible. All threads of a
+  // region make the same calls, at most MAX_LOOPS of them.
+  template <class Piece>
+  void share(int64_t count, int64_t block, Piece&& piece) {
+    Shared& loop = *shared++;
+    for (int64_t begin; (begin = loop.taken.fetch_add(block)) < count;) {
+      const int64_t end = begin + block < count ? begin + block : count;
+      piece(begin, end);
+      loop.done.fetch_add(end - begin, std::memory_order_release);
+    }
+    wait_for(loop, count);
+  }
+
+  // A block that gives every thread several pieces of whole `unit`s.
+  int64_t block(int64_t count, int64_t unit, int64_t most) const {
+    const int64_t pieces = threads * 6, size = (count / pieces + unit - 1) / unit * unit;
+    return size < unit ? unit : size > most ? most : size;
+  }
+
+ private:
+  static void wait_for(const Shared& loop, int64_t count);
+};
+
+// A region's function; it must not throw and must not start a region itself.
+template <class Kind>
+using Job = void (*)(Kind& kind, void* context);
+
+// Run a job on at most `threads` threads and return when it is done.
+void run_region(int threads, size_t scratch_bytes, Job<Region> job, void* context);
+void run_crew(int threads, size_t scratch_bytes, Job<Crew> job, void* context);
 
 template <class Function>
 void parallel(int threads, size_t scratch_bytes, Function&& function) {
@@ -60,6 +110,14 @@ void parallel(int threads, size_t scratch_bytes, Function&& function) {
     (*static_cast<std::remove_reference_t<Function>*>(context))(region);
   };
   run_region(threads, scratch_bytes, call, &function);
+}
+
+template <class Function>
+void cooperate(int threads, size_t scratch_bytes, Function&& function) {
+  auto call = [](Crew& crew, void* context) {
+    (*static_cast<std::remove_reference_t<Function>*>(context))(crew);
+  };
+  run_crew(threads, scratch_bytes, call, &function);
 }
 
 // Hands out parts of a scratch area, each 64-byte aligned. Every thread that carves in the same

@@ -22,23 +22,45 @@ InputShape input_shape(const Setup& setup, int64_t rows, bool prefill,
   return shape;
 }
 
-// Runs `body` on a region whose scratch holds what `carve` takes.
+// Runs `body(crew, carver)` on a crew whose scratch holds what `carve` takes.
 template <class Carve, class Body>
 void run(const Setup& setup, Carve&& carve, Body&& body) {
   Carver count(nullptr);
   carve(count);
-  parallel(setup.threads, count.bytes(), body);
+  cooperate(setup.threads, count.bytes(), [&](Crew& crew) {
+    Carver carver(crew.scratch);
+    body(crew, carver);
+  });
 }
 
+constexpr int64_t MOST_ROWS = 1024;  // weight rows of one piece
+
+int64_t whole_blocks(const Matrix& w) {
+  return (w.rows + BLOCK_ROWS - 1) / BLOCK_ROWS * BLOCK_ROWS;
+}
+
+int64_t piece(const Crew& crew, int64_t rows) { return crew.block(rows, BLOCK_ROWS, MOST_ROWS); }
+
 // out = residual + post_norm(out), row by row; either may be absent.
-void finish_rows(Region& region, const Norm* post_norm, const float* residual, int64_t rows,
+void finish_rows(Crew& crew, const Norm* post_norm, const float* residual, int64_t rows,
                  int64_t columns, float* out) {
-  for (int64_t m = region.begin(rows); m < region.end(rows); m++) {
-    float* row = out + m * columns;
-    if (post_norm) norm_row(*post_norm, row, columns, row);
-    if (residual == nullptr) continue;
-    const float* add = residual + m * columns;
-    for (int64_t k = 0; k < columns; k++) row[k] += add[k];
+  if (post_norm == nullptr && residual == nullptr) return;
+  crew.share(rows, crew.block(rows, 1, rows), [&](int64_t begin, int64_t end) {
+    for (int64_t m = begin; m < end; m++) {
+      float* row = out + m * columns;
+      if (post_norm) norm_row(*post_norm, row, columns, row);
+      if (residual == nullptr) continue;
+      const float* add = residual + m * columns;
+      for (int64_t k = 0; k < columns; k++) row[k] += add[k];
+    }
+  });
+}
+
+void soften(float cap, float* logits, int64_t count) {
+  for (int64_t n = 0; n < count; n += LANES) {
+    const int now = (int)smaller_of(LANES, count - n);
+    const F capped = hyperbolic_tangent(load_first(logits + n, now) / cap);
+    store_first(logits + n, capped * cap, now);
   }
 }
 
@@ -60,17 +82,23 @@ TS_EXPORT void ts_project(const ProjectionsPlan* plan, const float* x, int64_t r
   const int threads = plan->setup.threads;
   run(
       plan->setup, [&](Carver& carver) { Inputs(carver, shape, 0, threads); },
-      [&](Region& region) {
-        Carver carver(region.scratch);
-        Inputs inputs(carver, shape, region.thread, threads);
-        inputs.pack(region, x, plan->norm);
-        float* to = y;
-        for (int64_t i = 0; i < plan->count; i++) {
-          const int64_t N = matrices[i].rows;
-          inputs.multiply(matrices[i], region.begin(N, BLOCK_ROWS), region.end(N, BLOCK_ROWS), to,
-                          N);
-          to += rows * N;
-        }
+      [&](Crew& crew, Carver& carver) {
+        Inputs inputs(carver, shape, crew.thread, threads);
+        inputs.pack(crew, x, plan->norm);
+        int64_t all = 0;
+        for (int64_t i = 0; i < plan->count; i++) all += whole_blocks(matrices[i]);
+        crew.share(all, piece(crew, all), [&](int64_t begin, int64_t end) {
+          int64_t first = 0;  // of matrix i, counted over all of them
+          float* to = y;
+          for (int64_t i = 0; i < plan->count; i++) {
+            const Matrix& w = matrices[i];
+            const int64_t from = std::max<int64_t>(0, begin - first);
+            const int64_t until = smaller_of(w.rows, end - first);
+            if (from < until) inputs.multiply(w, from, until, to, w.rows);
+            first += whole_blocks(w);
+            to += rows * w.rows;
+          }
+        });
       });
 }
 
@@ -82,14 +110,13 @@ TS_EXPORT void ts_add_projected(const ResidualPlan* plan, const float* x, const 
   const int threads = plan->setup.threads;
   run(
       plan->setup, [&](Carver& carver) { Inputs(carver, shape, 0, threads); },
-      [&](Region& region) {
-        Carver carver(region.scratch);
-        Inputs inputs(carver, shape, region.thread, threads);
-        inputs.pack(region, x, nullptr);
-        const int64_t N = w.rows;
-        inputs.multiply(w, region.begin(N, BLOCK_ROWS), region.end(N, BLOCK_ROWS), y, N);
-        region.barrier();
-        finish_rows(region, plan->post_norm, residual, rows, N, y);
+      [&](Crew& crew, Carver& carver) {
+        Inputs inputs(carver, shape, crew.thread, threads);
+        inputs.pack(crew, x, nullptr);
+        crew.share(w.rows, piece(crew, w.rows), [&](int64_t begin, int64_t end) {
+          inputs.multiply(w, begin, end, y, w.rows);
+        });
+        finish_rows(crew, plan->post_norm, residual, rows, w.rows, y);
       });
 }
 
@@ -108,25 +135,24 @@ TS_EXPORT void ts_gated_mlp(const GatedPlan* plan, const float* h, int64_t rows,
         Inputs(carver, after, 0, threads);
         carver.take<float>(2 * rows * inner);
       },
-      [&](Region& region) {
-        Carver carver(region.scratch);
-        Inputs first(carver, before, region.thread, threads);
-        Inputs second(carver, after, region.thread, threads);
+      [&](Crew& crew, Carver& carver) {
+        Inputs first(carver, before, crew.thread, threads);
+        Inputs second(carver, after, crew.thread, threads);
         float* gated = carver.take<float>(2 * rows * inner);
         float* upper = gated + rows * inner;
-        first.pack(region, h, plan->norm);
-        const int64_t begin = region.begin(inner, BLOCK_ROWS), end = region.end(inner, BLOCK_ROWS);
-        first.multiply(gate, begin, end, gated, inner);
-        first.multiply(up, begin, end, upper, inner);
-        for (int64_t m = 0; m < rows; m++)
-          gate_row(plan->activation, gated + m * inner + begin, upper + m * inner + begin,
-                   end - begin);
-        region.barrier();
-        second.pack(region, gated, nullptr);
+        first.pack(crew, h, plan->norm);
+        crew.share(inner, piece(crew, inner), [&](int64_t begin, int64_t end) {
+          first.multiply(gate, begin, end, gated, inner);
+          first.multiply(up, begin, end, upper, inner);
+          for (int64_t at = begin; at < rows * inner; at += inner)
+            gate_row(plan->activation, gated + at, upper + at, end - begin);
+        });
+        second.pack(crew, gated, nullptr);
         const int64_t N = down.rows;
-        second.multiply(down, region.begin(N, BLOCK_ROWS), region.end(N, BLOCK_ROWS), y, N);
-        region.barrier();
-        finish_rows(region, plan->post_norm, plan->residual ? h : nullptr, rows, N, y);
+        crew.share(N, piece(crew, N), [&](int64_t begin, int64_t end) {
+          second.multiply(down, begin, end, y, N);
+        });
+        finish_rows(crew, plan->post_norm, plan->residual ? h : nullptr, rows, N, y);
       });
 }
 
@@ -136,28 +162,18 @@ TS_EXPORT void ts_head(const HeadPlan* plan, const float* h, int64_t rows, float
   const Matrix& w = *plan->matrix;
   const InputShape shape = input_shape(plan->setup, rows, false, {&w});
   const int threads = plan->setup.threads;
-  constexpr int64_t PIECE = 1024;  // weight rows a thread takes at a time
-  Tickets tickets;
   run(
       plan->setup, [&](Carver& carver) { Inputs(carver, shape, 0, threads); },
-      [&](Region& region) {
-        Carver carver(region.scratch);
-        Inputs inputs(carver, shape, region.thread, threads);
-        inputs.pack(region, h, plan->norm);
+      [&](Crew& crew, Carver& carver) {
+        Inputs inputs(carver, shape, crew.thread, threads);
+        inputs.pack(crew, h, plan->norm);
         const int64_t V = w.rows;
-        for (int64_t begin; (begin = tickets.take(PIECE)) < V;) {
-          const int64_t end = smaller_of(V, begin + PIECE);
+        crew.share(V, piece(crew, V), [&](int64_t begin, int64_t end) {
           inputs.multiply(w, begin, end, logits, V);
-          if (plan->softcap == 0.0f) continue;
-          for (int64_t m = 0; m < rows; m++) {
-            for (int64_t n = begin; n < end; n += LANES) {
-              const int count = (int)smaller_of(LANES, end - n);
-              float* at = logits + m * V + n;
-              const F capped = hyperbolic_tangent(load_first(at, count) / plan->softcap);
-              store_first(at, capped * plan->softcap, count);
-            }
-          }
-        }
+          if (plan->softcap == 0.0f) return;
+          for (int64_t m = 0; m < rows; m++)
+            soften(plan->softcap, logits + m * V + begin, end - begin);
+        });
       });
 }
 
