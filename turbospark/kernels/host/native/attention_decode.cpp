@@ -15,7 +15,8 @@ namespace {
 
 constexpr int SPAN = 128;
 constexpr int KEYS = 4;          // rows of keys or values that are read side by side
-constexpr int AHEAD = 3 * KEYS;  // rows that are prefetched before their turn
+constexpr int MOST_AHEAD = 32;   // rows that are prefetched before their turn
+constexpr int FLOATS_AHEAD = 3072;
 #if defined(TS_AVX512) || defined(TS_NEON)
 constexpr int QUERIES = 4;  // query rows that share a load; as many as registers allow
 #else
@@ -24,6 +25,14 @@ constexpr int QUERIES = 2;
 constexpr int64_t PARTIAL_FLOATS = 8 << 20;  // more query rows go one batch after another
 constexpr int64_t PRODUCTS_WORTH_A_THREAD = 32768;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
+
+// Where the rows of a span lie; indices count from the span's first position. Any index may be
+// read: outside [begin, end) stand pointers to rows nearby, whose products nobody uses.
+struct SpanRows {
+  int begin, end;
+  const float* k[SPAN + KEYS + MOST_AHEAD];
+  const float* v[SPAN + KEYS + MOST_AHEAD];
+};
 
 // Partial results of one head's rows in one span.
 struct Partial {
@@ -42,6 +51,7 @@ class Decode {
         count_(count),
         lines_(count * plan.group()),
         stride_((plan.head_dim + LANES - 1) / LANES * LANES),
+        ahead_(std::max(2 * KEYS, std::min(MOST_AHEAD, FLOATS_AHEAD / plan.head_dim))),
         begin_(plan.first_seen(rows.end - count)),
         first_span_(begin_ / SPAN),
         spans_((rows.end - 1) / SPAN + 1 - first_span_) {}
@@ -62,7 +72,13 @@ class Decode {
       const Scratch scratch = carve(carver, region.thread);
       for (int64_t task; (task = tickets.take(together)) < tasks;) {
         const int64_t end = std::min(task + together, tasks);
-        for (; task < end; task++) attend_span(task, task + 1 < end, scratch);
+        SpanRows spans[2];
+        find_span(task, spans[0]);
+        for (int turn = 0; task < end; task++, turn = 1 - turn) {
+          SpanRows& next = spans[1 - turn];
+          if (task + 1 < end) find_span(task + 1, next);
+          attend_span(task, spans[turn], task + 1 < end ? next : spans[turn], scratch);
+        }
       }
       region.barrier();
       const int64_t lines = plan_.kv_heads * lines_;
@@ -84,12 +100,20 @@ class Decode {
 
   int64_t span_start(int64_t task) const { return (first_span_ + task % spans_) * SPAN; }
 
-  // The first keys of a task.
-  void next_keys(int64_t task, const float** to) const {
-    const int64_t begin = std::max(begin_, span_start(task));
-    const int64_t end = std::min(begin + AHEAD, rows_.end);
-    const float* values[AHEAD];
-    find_rows(rows_, task / spans_, plan_.head_dim, begin, end, to, values);
+  void find_span(int64_t task, SpanRows& span) const {
+    const int64_t start = span_start(task);
+    span.begin = static_cast<int>(std::max<int64_t>(0, begin_ - start));
+    span.end = static_cast<int>(std::min<int64_t>(SPAN, rows_.end - start));
+    find_rows(rows_, task / spans_, plan_.head_dim, start + span.begin, start + span.end,
+              span.k + span.begin, span.v + span.begin);
+    for (int i = 0; i < span.begin; i++) {
+      span.k[i] = span.k[span.begin];
+      span.v[i] = span.v[span.begin];
+    }
+    for (int i = span.end; i < SPAN + KEYS + MOST_AHEAD; i++) {
+      span.k[i] = span.k[span.end - 1];
+      span.v[i] = span.v[span.end - 1];
+    }
   }
 
   Partial partial(const Scratch& scratch, int64_t task) const {
@@ -105,29 +129,26 @@ class Decode {
     return (line / group * plan_.q_heads + head * group + line % group) * plan_.head_dim;
   }
 
-  void attend_span(int64_t task, bool another_follows, const Scratch& scratch) const {
-    const int64_t head = task / spans_, start = span_start(task);
-    const int begin = static_cast<int>(std::max<int64_t>(0, begin_ - start));
-    const int end = static_cast<int>(std::min<int64_t>(SPAN, rows_.end - start));
-    const float *k[SPAN + KEYS + AHEAD], *v[SPAN + AHEAD];
-    find_rows(rows_, head, plan_.head_dim, start + begin, start + end, k + begin, v + begin);
-    // Scores come in whole groups of keys; those outside the span are computed and not used.
-    for (int i = begin / KEYS * KEYS; i < begin; i++) k[i] = k[begin];
-    for (int i = end; i < end + KEYS; i++) k[i] = k[end - 1];
-    // Behind the last row stands what is read after it, so that it is prefetched in time.
-    for (int i = 0; i < AHEAD; i++) k[end + KEYS + i] = v[std::min(begin + i, end - 1)];
-    for (int i = 0; i < AHEAD; i++) v[end + i] = v[end - 1];
-    if (another_follows) next_keys(task + 1, v + end);
-
+  // What a first pass over keys or values reads, the memory has been asked for some rows before;
+  // a further pass finds them in the cache and asks for what comes next.
+  void attend_span(int64_t task, SpanRows& span, const SpanRows& next,
+                   const Scratch& scratch) const {
+    const int64_t head = task / spans_;
     const Partial part = partial(scratch, task);
     float* weights = scratch.weights;
+    for (int i = 0; i < ahead_; i++) {
+      span.k[span.end + KEYS + i] = span.v[std::min(span.begin + i, SPAN)];
+      span.v[span.end + i] = next.k[std::min(next.begin + i, SPAN)];
+    }
     in_groups([&](int64_t line, auto queries) {
-      score<queries.value>(head, line, k, begin, end, weights + line * SPAN);
+      const float* const* fetch = line == 0 ? span.k + ahead_ : span.v;
+      score<queries.value>(head, line, span, fetch, weights + line * SPAN);
     });
-    for (int64_t line = 0; line < lines_; line++) weigh(line, start, weights, part);
+    for (int64_t line = 0; line < lines_; line++) weigh(line, span_start(task), weights, part);
     memset(part.out, 0, lines_ * stride_ * sizeof(float));
     in_groups([&](int64_t line, auto queries) {
-      add_values<queries.value>(v, begin, end, weights + line * SPAN, part.out + line * stride_);
+      const float* const* fetch = line == 0 ? span.v + ahead_ : next.k;
+      add_values<queries.value>(span, fetch, weights + line * SPAN, part.out + line * stride_);
     });
   }
 
@@ -140,22 +161,26 @@ class Decode {
   void in_groups(Function&& function) const {
     int64_t line = 0;
     for (; line + QUERIES <= lines_; line += QUERIES) function(line, Queries<QUERIES>{});
-    for (; line + 2 <= lines_; line += 2) function(line, Queries<2>{});
-    for (; line < lines_; line++) function(line, Queries<1>{});
+    switch (lines_ - line) {
+      case 3: return function(line, Queries<3>{});
+      case 2: return function(line, Queries<2>{});
+      case 1: return function(line, Queries<1>{});
+    }
   }
 
   template <int N>
-  void score(int64_t head, int64_t line, const float* const* k, int begin, int end,
+  void score(int64_t head, int64_t line, const SpanRows& span, const float* const* fetch,
              float* scores) const {
+    const float* const* k = span.k;
     const int D = plan_.head_dim, whole = D / LANES * LANES;
     const float* q[N];
     for (int n = 0; n < N; n++) q[n] = q_ + query_at(head, line + n);
-    for (int j = begin / KEYS * KEYS; j < end; j += KEYS) {
+    for (int j = span.begin / KEYS * KEYS; j < span.end; j += KEYS) {
       F sums[N][KEYS] = {};
       for (int i = 0; i < whole; i += LANES) {
         F key[KEYS];
         for (int u = 0; u < KEYS; u++) {
-          prefetch(k[j + u + AHEAD] + i);
+          prefetch(fetch[j + u] + i);
           key[u] = in_register(load(k[j + u] + i));
         }
         for (int n = 0; n < N; n++) {
@@ -211,15 +236,17 @@ class Decode {
   }
 
   template <int N>
-  void add_values(const float* const* v, int begin, int end, const float* weights,
+  void add_values(const SpanRows& span, const float* const* fetch, const float* weights,
                   float* out) const {
-    int j = begin;
-    for (; j + KEYS <= end; j += KEYS) add_rows<N, KEYS>(v + j, weights + j, out);
-    for (; j < end; j++) add_rows<N, 1>(v + j, weights + j, out);
+    int j = span.begin;
+    for (; j + KEYS <= span.end; j += KEYS)
+      add_rows<N, KEYS>(span.v + j, fetch + j, weights + j, out);
+    for (; j < span.end; j++) add_rows<N, 1>(span.v + j, fetch + j, weights + j, out);
   }
 
   template <int N, int ROWS>
-  void add_rows(const float* const* v, const float* weights, float* out) const {
+  void add_rows(const float* const* v, const float* const* fetch, const float* weights,
+                float* out) const {
     const int D = plan_.head_dim, whole = D / LANES * LANES;
     F weight[N][ROWS];
     for (int n = 0; n < N; n++)
@@ -234,7 +261,7 @@ class Decode {
     F value[ROWS];
     for (int i = 0; i < whole; i += LANES) {
       for (int u = 0; u < ROWS; u++) {
-        prefetch(v[u + AHEAD] + i);
+        prefetch(fetch[u] + i);
         value[u] = in_register(load(v[u] + i));
       }
       add(i, value);
@@ -280,7 +307,9 @@ class Decode {
   const CacheRows& rows_;
   const float* q_;
   float* out_;
-  const int64_t count_, lines_, stride_, begin_, first_span_, spans_;
+  const int64_t count_, lines_, stride_;
+  const int ahead_;
+  const int64_t begin_, first_span_, spans_;
 };
 
 }  // namespace
