@@ -3,47 +3,6 @@
 #include "transpose.h"
 
 namespace ts {
-namespace {
-
-#if defined(TS_AVX512)
-constexpr bool EIGHT_BIT_DOTS = true;
-#else
-constexpr bool EIGHT_BIT_DOTS = false;
-#endif
-
-constexpr float LARGEST_PAIR = 127 * 128, LARGEST_INT8 = 127;
-
-// The largest magnitude; NaN if there is one, as its bits are above those of infinity.
-float largest_magnitude(const float* x, int64_t count) {
-  I found = I{};
-  for (int64_t k = 0; k < count; k += LANES) {
-    const I bits = (I)absolute(load(x + k));
-    const I above = bits > found;
-    found = (above & bits) | (~above & found);
-  }
-  int32_t most = 0;
-  for (int i = 0; i < LANES; i++) most = found[i] > most ? found[i] : most;
-  float value;
-  memcpy(&value, &most, 4);
-  return value;
-}
-
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
-typedef int16_t Shorts __attribute__((vector_size(2 * LANES)));
-
-template <class Narrow, class T>
-void store_narrow(T* to, I value) {
-  const Narrow narrow = __builtin_convertvector(value, Narrow);
-  memcpy(to, &narrow, sizeof narrow);
-}
-
-int32_t sum_lanes(const int32_t* from, int count) {
-  int32_t total = 0;
-  for (int i = 0; i < count; i++) total += from[i];
-  return total;
-}
-
-}  // namespace
 
 Inputs::Inputs(Carver& carver, const InputShape& shape, int thread, int threads)
     : shape_(shape), step_(padded(shape.columns)), packed_{}, tiles_{} {
@@ -124,51 +83,26 @@ void Inputs::pack_row(const float* x, const Norm* norm, int64_t at) {
   else
     memcpy(values, x, K * sizeof(float));
   memset(values + K, 0, (step_ - K) * sizeof(float));
-  if (integers()) quantize(values, at);
+  if (integers())
+    round_row(values, step_, shape_.mode,
+              {row.high, row.low, row.whole, row.quads, span_scales_ + at * (step_ / SCALE_SPAN),
+               span_sums_ + at * (step_ / 16)});
   if (!shape_.prefill) finish_row(at);
 }
 
-void Inputs::quantize(const float* x, int64_t at) {
-  const Row row = packed_[at];
-  const bool pair = shape_.mode == PAIR;
-  const float most = pair ? LARGEST_PAIR : LARGEST_INT8;
-  const F magic = splat(12582912.0f);  // rounds to a whole number in the low bits
-  float* scales = span_scales_ + at * (step_ / SCALE_SPAN);
-  int32_t* sums = span_sums_ + at * (step_ / 16);
-  for (int64_t k = 0; k < step_; k += SCALE_SPAN) {
-    const float magnitude = largest_magnitude(x + k, SCALE_SPAN);
-    const F inverse = splat(magnitude > 0 ? most / magnitude : 0.0f);
-    scales[k / SCALE_SPAN] = magnitude / most;
-    int32_t whole[SCALE_SPAN];
-    for (int64_t j = 0; j < SCALE_SPAN; j += LANES) {
-      const I q = (I)(load(x + k + j) * inverse + magic) - (I)magic;
-      memcpy(whole + j, &q, sizeof q);
-      if (!EIGHT_BIT_DOTS) {
-        store_narrow<Shorts>(row.whole + k + j, q);
-      } else if (pair) {
-        const I high = (q + 64) >> 7;
-        store_narrow<Bytes>(row.high + k + j, high);
-        store_narrow<Bytes>(row.low + k + j, q - (high << 7));
-      } else {
-        store_narrow<Bytes>(row.high + k + j, q);
-      }
-    }
-    sums[k / 16] = sum_lanes(whole, 16);
-    sums[k / 16 + 1] = sum_lanes(whole + 16, 16);
-    if (row.quads)
-      for (int64_t j = 0; j < SCALE_SPAN; j += 4) row.quads[(k + j) / 4] = sum_lanes(whole + j, 4);
-  }
-}
-
-// What decode's products read beyond the packed values: scales a lane, sums of groups.
+// What decode's products read beyond the rounded values: scales a lane, sums of groups.
 void Inputs::finish_row(int64_t at) {
   const Row row = packed_[at];
-  const float* scales = span_scales_ + at * (step_ / SCALE_SPAN);
+  const int64_t spans = step_ / SCALE_SPAN;
+  const float* scales = span_scales_ + at * spans;
+  if (integers() && EIGHT_BIT_DOTS) {
+    for (int64_t i = 0; i < spans; i++)
+      for (int lane = 0; lane < 8; lane++) row.scales[8 * i + lane] = scales[i];
+  } else if (integers()) {
+    memcpy(row.scales, scales, spans * sizeof(float));
+  }
+  if (!shape_.biased) return;
   const int32_t* sums = span_sums_ + at * (step_ / 16);
-  if (integers() && EIGHT_BIT_DOTS)
-    for (int64_t k = 0; k < step_; k += 4) row.scales[k / 4] = scales[k / SCALE_SPAN];
-  else if (integers())
-    memcpy(row.scales, scales, step_ / SCALE_SPAN * sizeof(float));
   float* to = row.sums;
   for (int64_t g = 0; g < shape_.columns / 16; g++) {
     if (integers()) {

@@ -3,16 +3,16 @@
 #include "matmul.h"
 #include "norm.h"
 #include "pool.h"
+#include "quantize.h"
 
 namespace ts {
-
-enum Mode : int32_t { EXACT = 0, PAIR = 1, INT8 = 2 };
 
 // What a call will do with its rows.
 struct InputShape {
   int64_t rows, columns;
   int32_t forms;           // Form bits that its matrices need
   int32_t mode;            // Mode of the integer form
+  bool biased;             // a matrix has biases, which want sums of activations
   bool prefill;
   int64_t product_scratch;  // bytes a thread's products need
 };
@@ -32,7 +32,6 @@ class Inputs {
  private:
   void pack_row(const float* x, const Norm* norm, int64_t at);
   void pack_tile(const float* x, const Norm* norm, int64_t tile);
-  void quantize(const float* x, int64_t at);
   void finish_row(int64_t at);
 
   bool integers() const { return shape_.forms & INTEGERS; }

@@ -12,9 +12,10 @@ namespace {
 
 InputShape input_shape(const Setup& setup, int64_t rows, bool prefill,
                        std::initializer_list<const Matrix*> matrices) {
-  InputShape shape{rows, (*matrices.begin())->columns, 0, setup.mode, prefill, 0};
+  InputShape shape{rows, (*matrices.begin())->columns, 0, setup.mode, false, prefill, 0};
   for (const Matrix* w : matrices) {
     shape.forms |= w->product->form;
+    shape.biased |= w->biases != nullptr;
     if (prefill)
       shape.product_scratch =
           std::max(shape.product_scratch, w->product->prefill_scratch(w->columns));
@@ -77,6 +78,7 @@ TS_EXPORT void ts_project(const ProjectionsPlan* plan, const float* x, int64_t r
   for (int64_t i = 1; i < plan->count; i++) {
     const InputShape other = input_shape(plan->setup, rows, prefill, {matrices + i});
     shape.forms |= other.forms;
+    shape.biased |= other.biased;
     shape.product_scratch = std::max(shape.product_scratch, other.product_scratch);
   }
   const int threads = plan->setup.threads;

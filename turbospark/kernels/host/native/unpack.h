@@ -19,13 +19,12 @@ struct Unpacker {
   __m512i order, shifts, mask;
 
   Unpacker() {
-    alignas(64) uint8_t from[64], shift[64];
-    for (int j = 0; j < 64; j++) {
-      from[j] = j / 8 * BITS + (j % 8 < BITS ? j % 8 : 0);
-      shift[j] = j % 8 * BITS;
-    }
-    order = _mm512_load_si512(from);
-    shifts = _mm512_load_si512(shift);
+    // Byte j of the 64: code j % 8 of the eight that start at byte j / 8 * BITS.
+    const __m512i eighth = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i starts = _mm512_mullo_epi64(eighth, _mm512_set1_epi64(0x0101010101010101 * BITS));
+    constexpr int64_t low_bytes = BITS == 8 ? -1 : (int64_t{1} << (8 * BITS % 64)) - 1;
+    order = _mm512_add_epi8(starts, _mm512_set1_epi64(0x0706050403020100 & low_bytes));
+    shifts = _mm512_set1_epi64(0x0706050403020100 * BITS);
     mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
   }
 
