@@ -67,14 +67,15 @@ struct ExactProduct {
       const int64_t group = window * CHUNK / GROUP, end = smaller_of(chunks, window + CHUNKS);
       float scales[4][SCALE_WINDOW];
       TS_UNROLL for (int i = 0; i < 4; i++) {
-        load_window(w.scales, w.element, rows.first_group[i] + group, rows.groups - group,
-                    scales[i]);
+        const int64_t at = rows.first_group[i] + group;
+        load_window(w.scales, w.element, at, rows.groups - group, scales[i]);
+        prefetch_scales(w, at + layout.scales_ahead);
       }
       for (int64_t c = window; c < end; c++) {
         const int64_t bytes = c + 1 < chunks ? 8 * BITS : layout.rest_bytes;
         TS_UNROLL for (int i = 0; i < 4; i++) {
           const uint8_t* codes = rows.codes[i] + c * 8 * BITS;
-          __builtin_prefetch(codes + PREFETCH_BYTES);
+          __builtin_prefetch(codes + layout.ahead);
           F values[VECTORS];
           floats(codes, bytes, values);
           const float* scale = scales[i] + (c - window) * CHUNK / GROUP;

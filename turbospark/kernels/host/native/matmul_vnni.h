@@ -46,7 +46,9 @@ struct IntegerProduct {
       const int count = (int)smaller_of(SCALE_WINDOW, rows.groups - group);
       F scales[4];
       TS_UNROLL for (int i = 0; i < 4; i++) {
-        scales[i] = load_elements(w.scales, rows.first_group[i] + group, w.element, count);
+        const int64_t at = rows.first_group[i] + group;
+        scales[i] = load_elements(w.scales, at, w.element, count);
+        prefetch_scales(w, at + layout.scales_ahead);
       }
       for (int64_t c = window; c < end; c++) {
         const __mmask64 bytes = c + 1 < chunks ? all : rest;
@@ -58,7 +60,7 @@ struct IntegerProduct {
         }
         TS_UNROLL for (int i = 0; i < 4; i++) {
           const uint8_t* from = rows.codes[i] + c * 8 * BITS;
-          __builtin_prefetch(from + PREFETCH_BYTES);
+          __builtin_prefetch(from + layout.ahead);
           const __m512i codes = unpack(from, bytes);
           const F scale = (F)_mm512_permutexvar_ps(lanes, (__m512)scales[i]);
           TS_UNROLL for (int m = 0; m < M; m++) {

@@ -56,15 +56,16 @@ struct IntegerProduct {
       const int64_t end = smaller_of(layout.chunks, window + CHUNKS);
       float scales[4][SCALE_WINDOW];
       TS_UNROLL for (int i = 0; i < 4; i++) {
-        load_window(w.scales, w.element, rows.first_group[i] + group, rows.groups - group,
-                    scales[i]);
+        const int64_t at = rows.first_group[i] + group;
+        load_window(w.scales, w.element, at, rows.groups - group, scales[i]);
+        prefetch_scales(w, at + layout.scales_ahead);
       }
       for (int64_t c = window; c < end; c++) {
         const int64_t bytes = c + 1 < layout.chunks ? 8 * BITS : layout.rest_bytes;
         TS_UNROLL for (int i = 0; i < 4; i++) {
           int16_t codes[CHUNK];
           const uint8_t* from = rows.codes[i] + c * 8 * BITS;
-          __builtin_prefetch(from + PREFETCH_BYTES);
+          __builtin_prefetch(from + layout.ahead);
           unpack_wide<BITS>(from, bytes, w.zero, codes);
           const float* scale = scales[i] + (c - window) * CHUNK / GROUP;
           TS_UNROLL for (int m = 0; m < M; m++) {

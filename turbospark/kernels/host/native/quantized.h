@@ -7,17 +7,29 @@ namespace ts {
 // Scale of a group at a time, 16 of them loaded at once for each of four rows.
 constexpr int SCALE_WINDOW = 16;
 
+constexpr int64_t PREFETCH_BYTES = 4096;  // at least as far ahead as this: measured
+
 // Sizes of a quantized matrix, worked out once before its rows are walked.
 struct Layout {
   int64_t groups, row_bytes, chunks, last_row, rest_bytes;
+  int64_t ahead;         // bytes from a code to the one that is prefetched meanwhile
+  int64_t scales_ahead;  // the same for scales, counted in groups
 
   Layout(const Matrix& w, int bits, int group)
       : groups(w.columns / group),
         row_bytes(w.columns * bits / 8),
         chunks(padded(w.columns) / CHUNK),
         last_row(w.rows - 1),
-        rest_bytes(row_bytes - (chunks - 1) * bits * 8) {}
+        rest_bytes(row_bytes - (chunks - 1) * bits * 8) {
+    const int64_t blocks = PREFETCH_BYTES / (4 * row_bytes) + 1;  // of four rows
+    ahead = blocks * 4 * row_bytes;
+    scales_ahead = blocks * 4 * groups;
+  }
 };
+
+inline void prefetch_scales(const Matrix& w, int64_t index) {
+  __builtin_prefetch(static_cast<const char*>(w.scales) + index * (w.element == FLOAT32 ? 4 : 2));
+}
 
 struct QuantizedRows {
   const uint8_t* codes[4];
@@ -91,6 +103,5 @@ struct BlockScales {
   }
 };
 
-constexpr int64_t PREFETCH_BYTES = 4096;  // ahead of the codes being read: a page, measured
 
 }  // namespace ts
