@@ -35,7 +35,7 @@ def quantized_matmul_reference(x: mx.array, w: Weight, bias: mx.array | None = N
         y = mx.quantized_matmul(
             x, w.codes, w.scales, group_size=w.group_size, bits=w.bits, mode="mxfp4"
         )
-    elif w.group_size in _NATIVE_GROUPS:
+    elif _mlx_multiplies(w):
         scales = w.scales.astype(dtype)
         biases = _offsets(w).astype(dtype)
         y = mx.quantized_matmul(x, w.codes, scales, biases, group_size=w.group_size, bits=w.bits)
@@ -79,6 +79,14 @@ def unpack_codes(codes: mx.array, bits: int) -> mx.array:
 def compute_dtype(x: mx.array) -> mx.Dtype:
     """The dtype of activations: float32 on a CPU, that of `x` on a GPU."""
     return mx.float32 if mx.default_device() == mx.cpu else x.dtype
+
+
+def _mlx_multiplies(w: QuantizedWeight) -> bool:
+    """Whether `mx.quantized_matmul` takes this weight and gives right results for it."""
+    if w.group_size not in _NATIVE_GROUPS:
+        return False
+    # MLX 0.32.4 on an H200: several rows times 64 columns give garbage, 128 columns do not.
+    return w.shape[-1] >= 128 or mx.default_device() == mx.cpu or not mx.cuda.is_available()
 
 
 def _offsets(w: QuantizedWeight) -> mx.array:
