@@ -108,8 +108,8 @@ def test_a_stop_string_names_itself() -> None:
 def test_extra_stop_ids_end_a_text_too() -> None:
     out = speaking("hello").generate("hi", stop_token_ids=[ord("o")])
     assert (out, out.stop_reason) == ("hell", ord("o"))
-    with pytest.raises(PromptError):
-        speaking("hello").generate("hi", stop_token_ids=[259])
+    assert speaking("hello").generate("hi", stop_token_ids=np.array([3, ord("l")])) == "he"
+    assert speaking("hello").generate("hi", stop_token_ids=[]) == "hello"
 
 
 def test_text_ids_arrays_and_messages_are_prompts() -> None:
@@ -180,13 +180,17 @@ def test_an_option_of_a_feature_not_built_yet_is_refused_by_name(name: str) -> N
     ("option", "value"),
     [("temperature", -1), ("top_k", 300), ("max_tokens", 0), ("stop", ""), ("stop", [3]),
      ("seed", -1), ("max_tokens", 1.5), ("temperature", "hot"), ("prefill_chunk", 0),
-     ("logit_bias", {259: 1.0})],
+     ("logit_bias", {259: 1.0}), ("logit_bias", [1.0]), ("logits_processors", "penalty"),
+     ("logits_processors", lambda _, logits: logits), ("sampler", "greedy"),
+     ("prompt_progress_callback", 5), ("stop_token_ids", 5), ("stop_token_ids", "ab"),
+     ("stop_token_ids", [259]), ("stop_token_ids", [-1]), ("stop_token_ids", [1.0]),
+     ("stop_token_ids", [True])],
 )  # fmt: skip
 def test_a_bad_value_is_refused_before_any_state_moves(option: str, value: Any) -> None:
     engine = scripted_engine()
     engine.generate("hi", max_tokens=3)
     fed = engine.runner.session.fed_ids.ids
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=option):
         engine.stream("other", **{option: value})
     assert engine.runner.session.fed_ids.ids == fed
 

@@ -1,5 +1,7 @@
 """One step of sampling: options, refusals, custom samplers and processors."""
 
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -75,6 +77,8 @@ def test_non_finite_logits_are_our_own_error(temperature: float, bad: float) -> 
         ({"min_p": 1.0}, "min_p"),
         ({"min_p": -0.1}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"seed": 2**64}, "seed"),
@@ -88,15 +92,21 @@ def test_values_out_of_range_are_refused_by_name(options: dict[str, float], name
 
 def test_the_borders_of_each_range_are_allowed() -> None:
     choose(temperature=1e-4, top_p=1.0, top_k=256, min_p=0.0, seed=2**64 - 1, logprobs=5)
+    choose(temperature=1.0, repetition_penalty=1e6, history=[1, 2])
+    choose(temperature=1.0, repetition_penalty=1e-6, history=[1, 2])
 
 
-@pytest.mark.parametrize("token", [5, -1, 1.5, "x", True, None])
+def test_the_least_temperature_is_greedy() -> None:
+    assert choose(mx.array([0.5, 1.0, 2.0, 2.5, -1.0]), temperature=5e-324) == 3
+
+
+@pytest.mark.parametrize("token", [5, -1, 1.5, "x", True, None, "9" * 5000])
 def test_logit_bias_outside_the_vocabulary_is_refused(token: object) -> None:
     with pytest.raises(OptionError, match="logit_bias names token"):
         choose(logit_bias={token: 1.0})
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", None, 1e39, 10**400, True])
 def test_logit_bias_takes_numbers_alone(value: object) -> None:
     with pytest.raises(OptionError, match=r"logit_bias\[3\]"):
         choose(logit_bias={3: value})
@@ -106,6 +116,7 @@ def test_logit_bias_takes_numbers_alone(value: object) -> None:
 def test_logit_bias_moves_and_bans(temperature: float) -> None:
     assert choose(logit_bias={3: 5.0}, temperature=temperature) == 3
     assert choose(logit_bias={"3": 5.0}, temperature=temperature) == 3
+    assert choose(logit_bias={np.int64(3): np.float32(5.0)}, temperature=temperature) == 3
     ban = -float("inf")
     assert choose(logit_bias={1: ban, 2: ban}, temperature=temperature) == 4
 
@@ -136,6 +147,30 @@ def test_processors_of_mlx_lm_are_honoured() -> None:
     assert choose(history=[1, 2], processors=processors) == 3
 
 
+@pytest.mark.parametrize(
+    "answer", [None, 1.0, mx.zeros((1, 4)), mx.zeros((5,)), mx.zeros((1, 1, 5))]
+)
+def test_a_processor_gives_logits_of_the_same_shape(answer: Any) -> None:
+    with pytest.raises(OptionError, match=r"processor gave .*, not logits of shape \(1, 5\)"):
+        choose(processors=[lambda _, __: answer])
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, np.float32])
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_processors_may_compute_in_another_type(dtype: Any, temperature: float) -> None:
+    def to_type(_tokens: mx.array, logits: mx.array) -> Any:
+        return np.array(logits) if dtype is np.float32 else logits.astype(dtype)
+
+    bias = {3: 9.0}
+    assert choose(processors=[to_type], logit_bias=bias, temperature=temperature) == 3
+
+
+@pytest.mark.parametrize("processors", [5, "ab", [5], lambda _, logits: logits])
+def test_processors_are_a_list_of_functions(processors: Any) -> None:
+    with pytest.raises(OptionError, match="logits_processors"):
+        choose(processors=processors)
+
+
 def test_a_sampler_sees_log_probabilities_and_decides() -> None:
     def sampler(logprobs: mx.array) -> mx.array:
         assert logprobs.shape == (1, 5)
@@ -160,6 +195,14 @@ def test_options_that_a_sampler_replaces_are_refused_beside_it(name: str) -> Non
 def test_a_sampler_may_not_leave_the_vocabulary() -> None:
     with pytest.raises(OptionError, match="token 5"):
         choose(sampler=lambda _: mx.array([5]))
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "a", 1.5, mx.array([1.0]), mx.array([1, 2]), mx.zeros((1,), mx.bfloat16)]
+)
+def test_a_sampler_gives_one_token_id(answer: Any) -> None:
+    with pytest.raises(OptionError, match="not one token id"):
+        choose(sampler=lambda _: answer)
 
 
 def test_logprobs_name_the_likeliest_and_the_chosen() -> None:

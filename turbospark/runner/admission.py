@@ -1,7 +1,7 @@
 """What is refused before any state moves."""
 
-from collections.abc import Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Iterable, Sequence
+from typing import Any, SupportsIndex, cast
 
 from turbospark.errors import ContextLengthError, OptionError, PromptError
 
@@ -14,9 +14,9 @@ def check_ids(tokens: Sequence[Any], vocab_size: int) -> list[int]:
     """
     ids: list[int] = []
     for index, token in enumerate(tokens):
-        if isinstance(token, bool) or not isinstance(token, SupportsIndex):
+        value = _as_index(token)
+        if value is None:
             raise PromptError(f"the prompt's item {index} is {token!r}, not a token id")
-        value = token.__index__()
         if not 0 <= value < vocab_size:
             raise PromptError(
                 f"the prompt's token {index} is {value}; ids run from 0 to {vocab_size - 1}"
@@ -25,6 +25,33 @@ def check_ids(tokens: Sequence[Any], vocab_size: int) -> list[int]:
     if not ids:
         raise PromptError("the prompt is empty: give at least one token or character")
     return ids
+
+
+def check_stop_ids(tokens: Any, vocab_size: int) -> frozenset[int]:
+    """Ids of the option `stop_token_ids`, each held against the vocabulary.
+
+    Raises:
+        OptionError: it is no list of ids of this vocabulary.
+    """
+    if tokens is None:
+        return frozenset()
+    if isinstance(tokens, str) or not isinstance(tokens, Iterable):
+        raise OptionError(f"stop_token_ids={tokens!r} is not a list of token ids")
+    ids: set[int] = set()
+    for token in cast("Iterable[Any]", tokens):
+        value = _as_index(token)
+        if value is None or not 0 <= value < vocab_size:
+            raise OptionError(
+                f"stop_token_ids holds {token!r}; token ids run from 0 to {vocab_size - 1}"
+            )
+        ids.add(value)
+    return frozenset(ids)
+
+
+def _as_index(token: Any) -> int | None:
+    if isinstance(token, bool) or not isinstance(token, SupportsIndex):
+        return None
+    return token.__index__()
 
 
 def check_budget(prompt_tokens: int, max_tokens: int, max_context: int) -> int:

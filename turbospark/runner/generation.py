@@ -7,14 +7,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.runner.admission import check_budget, check_ids
+from turbospark.runner.admission import check_budget, check_ids, check_stop_ids
 from turbospark.runner.loops import Prefilled, Step, decode, prefill
 from turbospark.runner.options import CallOptions
 from turbospark.runner.prompt import TextCodec
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
 from turbospark.runner.sink import FinishReason, TokenSink
-from turbospark.sampling.select import Chooser
+from turbospark.sampling.select import Chooser, check_callable
 
 _FINISH = {
     FinishReason.STOP_TOKEN: "stop",
@@ -67,14 +67,15 @@ def admit(
         config,
         vocab_size,
         logit_bias=options.logit_bias,
-        processors=options.logits_processors or (),
+        processors=() if options.logits_processors is None else options.logits_processors,
         sampler=options.sampler,
     )
-    extra = check_ids(list(options.stop_token_ids), vocab_size) if options.stop_token_ids else []
+    if options.prompt_progress_callback is not None:
+        check_callable("prompt_progress_callback", options.prompt_progress_callback)
     sink = TokenSink(
         ids,
         tokenizer.detokenizer(),
-        stop_ids=stop_ids.union(extra),
+        stop_ids=stop_ids | check_stop_ids(options.stop_token_ids, vocab_size),
         stops=config.stop,
         max_tokens=budget,
     )

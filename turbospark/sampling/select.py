@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from turbospark.errors import NonFiniteError, OptionError
 from turbospark.sampling.config import check_logit_bias, check_sampling
@@ -54,7 +55,8 @@ class Chooser:
         sampler: replaces the built-in sampling.
 
     Raises:
-        OptionError: an option is out of range, or one that `sampler` replaces is set beside it.
+        OptionError: an option is out of range, one that `sampler` replaces is set beside it, or
+            what should be a function is none.
     """
 
     def __init__(
@@ -69,10 +71,11 @@ class Chooser:
         check_sampling(config)
         if sampler is not None:
             _refuse_beside_sampler(config)
+            check_callable("sampler", sampler)
         self.config = config
         self.seed = fresh_seed() if config.seed is None else config.seed
         self._bias = check_logit_bias(logit_bias, vocab_size)
-        self._processors = tuple(processors)
+        self._processors = _checked_processors(processors)
         self._sampler = sampler
 
     def choose(self, logits: mx.array, history: Sequence[int], prompt_tokens: int) -> Choice:
@@ -85,12 +88,14 @@ class Chooser:
 
         Raises:
             NonFiniteError: the logits hold NaN or infinity, or processors left nothing to choose.
+            OptionError: a processor or the sampler gave back something else than it should.
         """
         position = len(history)
         _check_finite(logits, position)
         scores = logits
         for processor in self._processors:
-            scores = processor(mx.array(np.array(history, dtype=np.int32)), scores[None])[0]
+            answer = processor(mx.array(np.array(history, dtype=np.int32)), scores[None])
+            scores = _checked_logits(answer, len(logits))
         if self._bias:
             scores = _biased(scores, self._bias)
         if self._processors or self._bias:
@@ -115,9 +120,45 @@ class Chooser:
         return draw(penalised, survivors(penalised, config), config.temperature, uniform)
 
 
+def check_callable(name: str, value: object) -> None:
+    """Refuse what cannot be called where a function is wanted.
+
+    Raises:
+        OptionError: naming the option.
+    """
+    if not callable(value):
+        raise OptionError(f"{name}={value!r} is not a function")
+
+
+def _checked_processors(processors: Any) -> tuple[LogitsProcessor, ...]:
+    if callable(processors) or not isinstance(processors, Sequence):
+        raise OptionError(
+            f"logits_processors of type {type(processors).__name__}: give a list of functions"
+        )
+    found = tuple(cast("Sequence[Any]", processors))
+    for index, processor in enumerate(found):
+        check_callable(f"logits_processors[{index}]", processor)
+    return found
+
+
+def _checked_logits(answer: Any, vocab_size: int) -> mx.array:
+    """What a processor gave back, as [V] float32."""
+    is_numpy = isinstance(answer, np.ndarray)
+    logits = mx.array(cast(Any, answer)) if is_numpy else answer
+    if not isinstance(logits, mx.array) or logits.shape != (1, vocab_size):
+        what = f"shape {logits.shape}" if isinstance(logits, mx.array) else type(logits).__name__
+        raise OptionError(f"a logits processor gave {what}, not logits of shape (1, {vocab_size})")
+    return logits[0].astype(mx.float32)
+
+
 def _run_sampler(sampler: Sampler, scores: mx.array) -> int:
     answer = sampler((scores - mx.logsumexp(scores))[None])
-    token = int(np.array(answer).item())
+    if isinstance(answer, mx.array) and mx.issubdtype(answer.dtype, mx.floating):
+        raise OptionError(f"the sampler gave {answer!r}, not one token id")
+    ids = cast("NDArray[Any]", np.array(answer))
+    if ids.size != 1 or ids.dtype.kind not in "iu":
+        raise OptionError(f"the sampler gave {answer!r}, not one token id")
+    token = int(ids.item())
     if not 0 <= token < scores.shape[-1]:
         raise OptionError(f"the sampler gave token {token}; ids run to {scores.shape[-1] - 1}")
     return token

@@ -66,8 +66,10 @@ def draw(scores: Scores, kept: Indices, temperature: float, uniform: float) -> i
         uniform: in [0, 1); where it falls on the weights added up in ranked order decides.
     """
     weights = np.zeros_like(scores)
-    # With the top score taken off first the largest weight is 1 at any temperature.
-    weights[kept] = np.exp((scores[kept] - scores[kept].max()) / temperature)
+    # With the top score taken off first the largest weight is 1 at any temperature; at the
+    # smallest ones the others are -inf before `exp`, which is right.
+    with np.errstate(over="ignore"):
+        weights[kept] = np.exp((scores[kept] - scores[kept].max()) / temperature)
     return crossing(scores, weights, kept, uniform * float(weights[kept].sum()), beyond=True)
 
 
