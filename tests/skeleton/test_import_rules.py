@@ -1,11 +1,15 @@
 """The import rules hold, and each of them can fail: a planted violation breaks its contract."""
 
 import importlib.util
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +19,19 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("importlinter") is None, reason="import-linter is not installed"
 )
 
+CONTRACTS: dict[str, dict[str, Any]] = {
+    contract["name"]: contract
+    for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
+}
+LAYERS = [
+    re.findall(r"turbospark\.(\w+)", layer)
+    for layer in CONTRACTS["Rooms import only what is below them"]["layers"]
+]
+FOR_FAMILIES = {"nn", "caches", "kernels", "protocols", "errors"}
+ROOMS = {path.stem for path in (ROOT / "turbospark").glob("[!_]*") if path.suffix in {"", ".py"}}
+ROOMS -= {"version"}  # one constant
 VIOLATIONS = {
     "a room imports one above it": ("turbospark/kernels/planted.py", "import turbospark.api\n"),
     "siblings import each other": (
@@ -64,3 +81,44 @@ def test_planted_violation_breaks_a_rule(copy: Path, case: str) -> None:
         assert lint(copy).returncode != 0
     finally:
         path.unlink() if before is None else path.write_text(before)
+
+
+def plant(copy: Path, room: str, lines: str) -> None:
+    place = copy / "turbospark" / room
+    path = place / "planted.py" if place.is_dir() else place.with_suffix(".py")
+    with path.open("a") as file:
+        file.write(f"\n{lines}\n")
+
+
+def test_every_room_has_a_layer_and_every_family_stands_alone() -> None:
+    layered = {room for layer in LAYERS for room in layer}
+    assert layered - ROOMS <= {"speculation", "experts", "observe"}  # rooms of later features
+    assert layered >= ROOMS
+    forbidden = CONTRACTS["A family imports only what families may"]["forbidden_modules"]
+    assert {name.removeprefix("turbospark.") for name in forbidden} == ROOMS - FOR_FAMILIES
+    families = {path.stem for path in (ROOT / "families").glob("[!_]*") if path.suffix != ".typed"}
+    alone = CONTRACTS["No family imports another"]["modules"]
+    assert {name.removeprefix("families.") for name in alone} == families
+
+
+def test_each_room_is_kept_from_those_above_and_beside_it(copy: Path, tmp_path: Path) -> None:
+    planted = shutil.copytree(copy, tmp_path / "planted")
+    expected: set[str] = set()
+    here = [[room for room in layer if room in ROOMS] for layer in LAYERS]
+    for upper, layer in itertools.pairwise(here):
+        for room in layer:
+            forbidden = [*upper, *(other for other in layer if other != room)]
+            plant(planted, room, "\n".join(f"import turbospark.{name}" for name in forbidden))
+            expected |= {f"turbospark.{room} -> turbospark.{name}" for name in forbidden}
+    shown = lint(planted).stdout.replace(".planted", "").replace(".__init__", "")
+    assert [line for line in sorted(expected) if f"{line} (l." not in shown] == []
+
+
+def test_a_family_is_kept_from_each_forbidden_room(copy: Path, tmp_path: Path) -> None:
+    planted = shutil.copytree(copy, tmp_path / "planted")
+    forbidden = sorted(ROOMS - FOR_FAMILIES)
+    lines = "\n".join(f"import turbospark.{name}" for name in forbidden)
+    (planted / "families" / "planted.py").write_text(lines + "\n")
+    shown = lint(planted).stdout
+    missed = [name for name in forbidden if f"families.planted -> turbospark.{name} (" not in shown]
+    assert missed == []
