@@ -6,7 +6,8 @@ Loads the demo model once into each engine, in one process: turbospark from its 
 the same weights dequantized and quantized again by MLX to INT4, in the fastest of the modes tried;
 llama.cpp from the same file where llama_cpp can be imported. Every round runs each engine once, in
 turn; figures are medians over the rounds. Decode starts behind a 256-token prompt. Prefill computes
-the head for the last row only. Peak memory is read in a child process that runs turbospark alone.
+the head for the last row only. Decode is also given as a share of the memory bandwidth, which is
+measured between the rounds. Peak memory is read in a child process that runs turbospark alone.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import mlx.nn as nn
 import numpy as np
 
 import turbospark as ts
+from turbospark.cli.bench import bytes_a_token, memory_bandwidth
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.loading.demo import demo_checkpoint
 from turbospark.nn.linear import Matrix, RMSNorm
@@ -84,7 +86,7 @@ def mlx_lm_contender(
     from mlx_lm.models.cache import make_prompt_cache
 
     fields = gemma3_text.ModelArgs.__dataclass_fields__
-    config = {**engine.config, "model_type": "gemma3_text", "rope_scaling": None}
+    config = {**engine.model_config, "model_type": "gemma3_text", "rope_scaling": None}
     rope = config.get("rope_parameters") or {}
     if rope:
         config["rope_theta"] = rope["full_attention"]["rope_theta"]
@@ -210,20 +212,23 @@ def main() -> None:
     rates: dict[str, dict[str, list[float]]] = {
         contender.name: {"prefill": [], "decode": []} for contender in engines
     }
+    bandwidths: list[float] = []
     for index in range(options.repeats + 1):
+        bandwidths.append(memory_bandwidth())
         for contender in engines:
             prefill, decode = contender.prefill_rate(), contender.decode_rate()
             if index:  # the first round warms up
                 rates[contender.name]["prefill"].append(prefill)
                 rates[contender.name]["decode"].append(decode)
         print(f"  round {index} of {options.repeats}", file=sys.stderr)
-    report(engine, rates, memory, options.json)
+    report(engine, rates, memory, statistics.median(bandwidths), options.json)
 
 
 def report(
     engine: ts.Engine,
     rates: dict[str, dict[str, list[float]]],
     memory: dict[str, float],
+    bandwidth: float,
     as_json: bool,
 ) -> None:
     medians = {
@@ -231,12 +236,19 @@ def report(
         for name, both in rates.items()
     }
     ours = medians["turbospark"]
+    share = ours["decode"] * bytes_a_token(engine.model) / bandwidth
+    facts = {
+        "medians": medians,
+        "memory": memory,
+        "bandwidth_bytes_per_second": bandwidth,
+        "decode_share_of_bandwidth": share,
+        "kernels": engine.kernels.describe(),
+        "bodies": engine.bodies,
+    }
     if as_json:
-        print(
-            json.dumps({"medians": medians, "memory": memory, "kernels": engine.kernels.describe()})
-        )
+        print(json.dumps(facts))
         return
-    print(f"kernels: {engine.kernels.describe()}")
+    print(f"kernels: {engine.kernels.describe()}; {engine.bodies}")
     print(f"{'engine':28} {'prefill 256':>12} {'decode':>10}   turbospark is faster by")
     for name, both in medians.items():
         ratio = {kind: ours[kind] / both[kind] for kind in both}
@@ -245,6 +257,7 @@ def report(
             f"prefill {ratio['prefill']:6.2f}x  decode {ratio['decode']:6.2f}x"
         )
     print(
+        f"memory is read at {bandwidth / 1e9:.1f} GB/s; decode uses {share:.0%} of it\n"
         f"peak memory over the file's {memory['file'] / 1e6:.0f} MB: MLX "
         f"{memory['mlx_peak_over_file']:.2f}x, process {memory['process_peak_over_file']:.2f}x"
     )
