@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from turbospark.errors import OptionError
+from turbospark.kernels.process import claim_process
 from turbospark.kernels.select import choose_kernels
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import Weight
@@ -73,8 +74,10 @@ def load_model(
         CheckpointError: its weights are damaged or not those of the configuration.
         TokenizerError: its tokenizer is damaged.
         OptionError: `quantize` is unknown, or the weights are quantized already.
-        KernelError: the policy cannot be honoured here.
+        KernelError: the policy cannot be honoured here, or this process was forked from one that
+            had loaded a model.
     """
+    claim_process()
     wish = parse_quantize(quantize)
     kernels = choose_kernels(policy or resolve(KernelPolicy))
     source = resolve_source(

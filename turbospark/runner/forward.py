@@ -6,6 +6,7 @@ import mlx.core as mx
 import numpy as np
 
 from turbospark.errors import ContextLengthError, NonFiniteError, ProducerError, TurbosparkError
+from turbospark.kernels.process import claim_process
 from turbospark.protocols import CausalModel, Phase
 from turbospark.sampling.view import as_numpy
 from turbospark.sessions.session import Session
@@ -32,7 +33,9 @@ def advance(
         ContextLengthError: the tokens do not fit; nothing was fed.
         NonFiniteError: the logits hold NaN or infinity; the first bad layer is named.
         ProducerError: the pass failed.
+        KernelError: this process was forked from one that had computed; nothing was fed.
     """
+    claim_process()
     start = session.position
     if start + len(tokens) > session.max_context:
         raise ContextLengthError(
