@@ -1,5 +1,6 @@
 """What users call, over a scripted model."""
 
+import copy
 import pickle
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from turbospark.errors import (
     ProducerError,
     PromptError,
     SourceError,
+    UnsupportedError,
 )
 from turbospark.runner.results import GenerationResponse
 from turbospark.settings import UNBUILT
@@ -339,6 +341,12 @@ def test_a_foreign_prompt_cache_is_refused(cache: Any) -> None:
 def test_more_session_slots_are_refused() -> None:
     with pytest.raises(OptionError, match="session_slots=2"):
         scripted_engine(session_slots=2)
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_engine_is_not_copied_or_pickled(take: Any) -> None:
+    with pytest.raises(UnsupportedError, match="an Engine cannot be copied or pickled"):
+        take(scripted_engine())
 
 
 def test_load_refuses_unknown_and_unbuilt_options_before_it_looks_for_files() -> None:

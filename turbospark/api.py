@@ -6,11 +6,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import mlx.core as mx
 
-from turbospark.errors import OptionError
+from turbospark.errors import OptionError, UnsupportedError
 from turbospark.loading.build import LoadedModel, load_model
 from turbospark.loading.plan import Plan, free_bytes
 from turbospark.loading.plan import plan as plan_memory
@@ -86,6 +86,13 @@ class Engine:
         return (
             f"Engine({str(self.source)!r}, {type(self.model).__name__}, "
             f"max_context={self.max_context}, {self.kernels.describe()})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            "an Engine cannot be copied or pickled: its weights and kernels belong to this "
+            "process; load the model where it is needed, or open engine.session() for a "
+            "conversation of its own"
         )
 
     @property

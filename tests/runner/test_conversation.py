@@ -1,5 +1,7 @@
 """Conversations: ids are appended, nothing is fed twice, endings leave a defined state."""
 
+import copy
+import pickle
 from typing import Any
 
 import pytest
@@ -191,6 +193,20 @@ def test_what_is_not_built_is_refused_by_name() -> None:
         chat.save("a.tsession")
     with pytest.raises(OptionError, match="owns its caches"):
         chat.send("hello", prompt_cache=[])
+
+
+@pytest.mark.parametrize("message", [None, 5, b"hi", [1, 2], [{"role": "user", "content": "hi"}]])
+def test_what_is_no_message_is_refused(message: Any) -> None:
+    chat = scripted_engine().session()
+    with pytest.raises(PromptError, match="a message of type"):
+        chat.send(message)
+    assert chat.messages == []
+
+
+@pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_conversation_is_not_copied_or_pickled(take: Any) -> None:
+    with pytest.raises(UnsupportedError, match="keep its `messages`"):
+        take(scripted_engine().session())
 
 
 @pytest.mark.parametrize("message", ["", {"role": "user", "content": None}])

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self, cast
 
 from turbospark.errors import PromptError, UnsupportedError
 from turbospark.runner.generation import admit, collect, run
@@ -13,6 +13,17 @@ from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
 
 _REFUSED = {"prompt_cache": "a conversation owns its caches; leave it out"}
+
+
+def _as_message(message: Any) -> dict[str, Any]:
+    if isinstance(message, str):
+        return {"role": "user", "content": message}
+    if not isinstance(message, Mapping):
+        raise PromptError(
+            f"a message of type {type(message).__name__}: give text, or a mapping with a role and "
+            "content"
+        )
+    return dict(cast("Mapping[str, Any]", message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +71,12 @@ class Conversation:
         state = "closed" if self._closed else f"{len(self.messages)} messages"
         return f"Conversation({self.name!r}, {state}, {self.runner.session!r})"
 
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            f"{self!r} cannot be copied or pickled: its caches belong to this process; keep its "
+            "`messages` instead"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -95,7 +112,7 @@ class Conversation:
         read = read_options(options, refused=_REFUSED)
         if self._closed:
             raise PromptError(f"{self!r} takes no more messages; open another session")
-        sent = {"role": "user", "content": message} if isinstance(message, str) else dict(message)
+        sent = _as_message(message)
         turn = self._next_turn(sent)
         generation = admit(
             self.runner, self._tokenizer, turn.ids, read, stop_ids=self._stop_ids, chunk=self._chunk
