@@ -97,7 +97,7 @@ class Projections(_Call):
         weights: Sequence[Weight],
         biases: Sequence[mx.array | None],
     ) -> None:
-        matrices, before = HostMatrices(products, weights, biases), HostNorm(norm)
+        matrices, before = HostMatrices(host, products, weights, biases), HostNorm(norm)
         arguments = (_POINTER, _COUNT, _FLAG, _POINTER)
         super().__init__(host, "ts_project", arguments, matrices, [before])
         self._set_plan(_ProjectionsPlan(*self._setup, before.pointer, matrices.at(0), len(weights)))
@@ -133,7 +133,7 @@ class ResidualAdd(_Call):
         bias: mx.array | None,
         post_norm: Norm | None,
     ) -> None:
-        matrices, after = HostMatrices(products, [weight], [bias]), HostNorm(post_norm)
+        matrices, after = HostMatrices(host, products, [weight], [bias]), HostNorm(post_norm)
         arguments = (_POINTER, _POINTER, _COUNT, _FLAG, _POINTER)
         super().__init__(host, "ts_add_projected", arguments, matrices, [after])
         self._set_plan(_ResidualPlan(*self._setup, matrices.at(0), after.pointer))
@@ -166,7 +166,7 @@ class Gated(_Call):
         activation: Activation,
         residual: bool,
     ) -> None:
-        matrices = HostMatrices(products, weights, biases)
+        matrices = HostMatrices(host, products, weights, biases)
         before, after = HostNorm(norms[0]), HostNorm(norms[1])
         arguments = (_POINTER, _COUNT, _FLAG, _POINTER)
         super().__init__(host, "ts_gated_mlp", arguments, matrices, [before, after])
@@ -204,7 +204,7 @@ class Head(_Call):
         bias: mx.array | None,
         softcap: float | None,
     ) -> None:
-        matrices, before = HostMatrices(products, [weight], [bias]), HostNorm(norm)
+        matrices, before = HostMatrices(host, products, [weight], [bias]), HostNorm(norm)
         arguments = (_POINTER, _COUNT, _POINTER)
         super().__init__(host, "ts_head", arguments, matrices, [before])
         self._set_plan(_HeadPlan(*self._setup, before.pointer, matrices.at(0), softcap or 0.0))
@@ -225,7 +225,7 @@ class EmbeddingRows(_Call):
     """`embedding`."""
 
     def __init__(self, host: Host, products: Products, weight: Weight, scale: float) -> None:
-        matrices = HostMatrices(products, [weight], [None])
+        matrices = HostMatrices(host, products, [weight], [None])
         super().__init__(host, "ts_embed", (_POINTER, _COUNT, _POINTER), matrices, [])
         self._set_plan(_EmbeddingPlan(*self._setup, matrices.at(0), scale))
         self._rows, self._columns = weight.shape

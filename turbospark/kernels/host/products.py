@@ -80,10 +80,13 @@ class HostMatrices:
 
     def __init__(
         self,
+        host: Host,
         products: Products,
         weights: Sequence[Weight],
         biases: Sequence[mx.array | None],
     ) -> None:
+        self._use_huge_pages = host.library.ts_use_huge_pages
+        self._use_huge_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._kept: list[Any] = []
         pairs = list(zip(weights, biases, strict=True))
         self.native = (NativeMatrix * len(pairs))()
@@ -127,7 +130,9 @@ class HostMatrices:
     def _keep(self, array: mx.array) -> int:
         array = mx.contiguous(array)
         self._kept.append(array)
-        return address(array)
+        start = address(array)
+        self._use_huge_pages(start, array.nbytes)
+        return start
 
 
 def is_supported(weight: Weight) -> bool:
