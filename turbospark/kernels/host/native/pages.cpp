@@ -10,10 +10,10 @@
 // the system refuses nothing happens.
 extern "C" __attribute__((visibility("default"))) void ts_use_huge_pages(char* from, int64_t bytes) {
 #if defined(__linux__)
-  constexpr uintptr_t HUGE = 2 << 20;
+  constexpr size_t HUGE = 2 << 20;
   constexpr int COLLAPSE = 25;  // MADV_COLLAPSE, since Linux 6.1
-  const uintptr_t start = ((uintptr_t)from + HUGE - 1) / HUGE * HUGE;
-  const uintptr_t end = ((uintptr_t)from + bytes) / HUGE * HUGE;
+  const size_t start = ((size_t)from + HUGE - 1) / HUGE * HUGE;
+  const size_t end = ((size_t)from + bytes) / HUGE * HUGE;
   if (start >= end) return;
   madvise((void*)start, end - start, MADV_HUGEPAGE);
   madvise((void*)start, end - start, COLLAPSE);
