@@ -287,6 +287,14 @@ def test_stop_ids_unite_configuration_generation_and_tokenizer(tmp_path):
     assert load(folder).stop_ids == {2, 5, 7}
 
 
+def test_a_stop_id_that_only_one_file_names_is_enough(tmp_path):
+    silent = {key: value for key, value in LLAMA.items() if key != "eos_token_id"}
+    only_tokenizer = write_folder(tmp_path / "a", config=silent)
+    assert load(only_tokenizer).stop_ids == {2}
+    named = {"tokenizer.ggml.eos_token_id": 9}
+    assert load(write_gguf(tmp_path / "a.gguf", metadata=gguf_metadata() | named)).stop_ids == {9}
+
+
 def test_loading_holds_one_copy_of_the_weights(tmp_path):
     weights = llama_weights()
     size = sum(array.nbytes for array in weights.values())

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from tokenizer.test_load import MODELS
 from tokenizer.vocabularies import score_metadata, tokenizer_json, write_folder
 
 from turbospark.errors import OptionError, TemplateError, TokenizerError
@@ -217,6 +218,26 @@ def test_template_of_tokenizer_config_counts_over_the_json_file(tmp_path):
     assert chat.chat_template == "J"
     chat = folder(tmp_path, tokenizer_config__json={"chat_template": "C"})
     assert chat.chat_template == "C"
+
+
+@pytest.mark.parametrize("vocabulary", ["tokenizer__json", "tokenizer__model"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template__jinja": PLAIN},
+        {"tokenizer_config__json": {"chat_template": PLAIN, "tokenizer_class": "HomeMade"}},
+        {"chat_template__json": {"chat_template": PLAIN}},
+    ],
+    ids=lambda files: next(iter(files)),
+)
+def test_each_form_of_template_serves_each_kind_of_tokenizer(tmp_path, vocabulary, files):
+    contents = {"tokenizer__json": tokenizer_json(), "tokenizer__model": MODELS["plain"]}
+    named = {"bos_token": "<s>"}
+    write_folder(
+        tmp_path, **{vocabulary: contents[vocabulary]}, special_tokens_map__json=named, **files
+    )
+    text = load_tokenizer(tmp_path).apply_chat_template([USER], tokenize=False)
+    assert text == "<s>[user]fox[assistant]"
 
 
 def test_jinja_file_wins_over_both(tmp_path):

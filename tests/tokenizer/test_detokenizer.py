@@ -3,7 +3,7 @@ import time
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizer.vocabularies import KINDS, TEXTS, score_metadata, small_tokenizer
+from tokenizer.vocabularies import KINDS, NORMAL, TEXTS, score_metadata, small_tokenizer
 
 from turbospark.errors import PromptError
 from turbospark.tokenizer import Tokenizer, tokenizer_from_gguf
@@ -172,3 +172,18 @@ def test_building_one_costs_little_and_a_token_costs_the_same_at_any_length(toke
             detokenizer.add(token)
         costs.append(time.process_time() - begin)
     assert min(costs[-10:]) < 3 * min(costs[:10])
+
+
+def test_building_one_costs_the_same_with_a_large_vocabulary():
+    metadata = {**score_metadata()}
+    for key, more in (
+        ("tokens", [f"w{number}" for number in range(40_000)]),
+        ("scores", [-999.0] * 40_000),
+        ("token_type", [NORMAL] * 40_000),
+    ):
+        metadata[f"tokenizer.ggml.{key}"] = [*metadata[f"tokenizer.ggml.{key}"], *more]
+    tokenizer = tokenizer_from_gguf(metadata)
+    begin = time.process_time()
+    for _ in range(100):
+        tokenizer.detokenizer()
+    assert time.process_time() - begin < 0.05  # a table of all texts costs some 10 ms each time
