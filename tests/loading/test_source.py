@@ -1,6 +1,9 @@
 """Paths lead to folders and files, Hub ids to the Hub, and nothing that looks like a path there."""
 
+import errno
+import os
 import shutil
+from pathlib import Path
 
 import huggingface_hub
 import pytest
@@ -8,6 +11,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from loading.files import gguf_bytes, write_folder, write_gguf
 
 from turbospark.errors import SourceError, UnsupportedError
+from turbospark.loading.plan import plan
 from turbospark.loading.source import as_hub_id, local_source, looks_like_path, resolve_source
 
 
@@ -63,9 +67,9 @@ def test_missing_paths_are_path_errors_and_never_asked_of_the_hub(tmp_path, monk
     for text in (
         "./missing", "../missing/model", "/no/such/model", "~/no-such-model", "models/missing",
         "missing", "a/b/c", "owner/model.gguf", "owner/name/", "owner/model.safetensors",
-        "with space/name", "C:\\models\\x", "", ".", "..",
+        "with space/name", "C:\\models\\x", ".", "..",
     ):  # fmt: skip
-        if text in {".", "..", ""}:
+        if text in {".", ".."}:
             refused(text, "holds")
         else:
             refused(text, "no such file or folder", text)
@@ -252,6 +256,27 @@ def test_hub_ids_and_paths_look_different(tmp_path, monkeypatch):
     assert as_hub_id("owner/name") == "owner/name"
     for text in ("demo", "./owner/name", "/owner/name", "hf://owner/name/a.gguf", tmp_path):
         assert as_hub_id(text) is None
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("given", ["", "  ", 5, b"tiny", "x" * 5000, "~nobody-of-this-name/x"])
+def test_what_is_no_path_is_refused_in_one_sentence(given):
+    assert len(refused(given)) < 400
+    with pytest.raises(SourceError):
+        plan(given)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "neither a folder nor a regular file")
+
+
+def test_what_may_not_be_read_is_named(tmp_path, monkeypatch):
+    def refuse(_self):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    refused(tmp_path, f"{tmp_path} cannot be read: Permission denied")
 
 
 def test_gguf_content_decides_where_the_ending_is_missing(tmp_path):

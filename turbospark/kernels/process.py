@@ -18,7 +18,7 @@ def claim_process() -> None:
         _owner.append(os.getpid())
     if _owner[0] != os.getpid():
         raise KernelError(
-            f"this process was forked from {_owner[0]}, which had loaded a model, and a fork copies "
-            "no threads, so nothing can be computed here; fork before the first load, or start "
-            "processes with multiprocessing's 'spawn' method"
+            f"this process was forked from {_owner[0]}, which had loaded a model, and a fork "
+            "copies no threads, so nothing can be computed here; fork before the first load, or "
+            "start processes with multiprocessing's 'spawn' method"
         )

@@ -4,14 +4,15 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from turbospark.errors import SourceError, UnsupportedError
+from turbospark.errors import SourceError, TurbosparkError, UnsupportedError
 from turbospark.loading import hub
 from turbospark.loading.demo import Progress, demo_file
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
+_LONGEST_SHOWN = 200
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".zip")
 
 
@@ -56,10 +57,10 @@ def resolve_source(
             raise SourceError("no model is embedded in this version; use 'demo' or a path")
         if path_or_repo.startswith("hf://"):
             return _from_hub(path_or_repo.removeprefix("hf://"), revision, local_files_only)
-    path = Path(path_or_repo).expanduser()
-    if path.exists():
+    path, there = _look_up(path_or_repo)
+    if there:
         _refuse_revision(str(path_or_repo), revision)
-        return local_source(path)
+        return _readable_source(path)
     if not isinstance(path_or_repo, str) or looks_like_path(path_or_repo):
         raise SourceError(_not_there(str(path_or_repo), path))
     return _from_hub(path_or_repo, revision, local_files_only)
@@ -70,7 +71,7 @@ def as_hub_id(path_or_repo: str | os.PathLike[str]) -> str | None:
     if not isinstance(path_or_repo, str):
         return None
     name = path_or_repo.removeprefix("hf://")
-    if name == path_or_repo and (Path(name).expanduser().exists() or looks_like_path(name)):
+    if name == path_or_repo and (_look_up(name)[1] or looks_like_path(name)):
         return None
     return name if _HUB_ID.fullmatch(name) else None
 
@@ -87,6 +88,35 @@ def looks_like_path(text: str) -> bool:
     )
 
 
+def _look_up(path_or_repo: Any) -> tuple[Path, bool]:
+    """What was given as a path, and whether something is there."""
+    if isinstance(path_or_repo, str) and not path_or_repo.strip():
+        raise SourceError("the model has an empty name: give a folder, a .gguf file or a Hub id")
+    try:
+        path = Path(path_or_repo).expanduser()
+        return path, path.exists()
+    except TypeError:
+        raise SourceError(
+            f"a model of type {type(path_or_repo).__name__}: give a path or a Hub id"
+        ) from None
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"{_cut(str(path_or_repo))} cannot be looked up: {reason}") from error
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
+
+
+def _readable_source(path: Path) -> Source:
+    try:
+        return local_source(path)
+    except TurbosparkError:
+        raise
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
 def local_source(path: Path) -> Source:
     """The checkpoint of an existing file or folder.
 
@@ -96,6 +126,8 @@ def local_source(path: Path) -> Source:
     """
     if path.is_dir():
         return _folder_source(path)
+    if not path.is_file():  # reading a pipe could take forever
+        raise SourceError(f"{path} is neither a folder nor a regular file")
     if path.suffix.lower() == ".gguf":
         _refuse_part(path, [path.name])
         return Source("gguf", path)
