@@ -1,5 +1,6 @@
 """The packaged demo model is joined once, checked by hash, and heals."""
 
+import errno
 import hashlib
 import sys
 import types
@@ -61,6 +62,26 @@ def test_file_of_another_size_is_joined_again(package, damage):
     path = demo_file()
     path.write_bytes(damage)
     assert demo_file().read_bytes() == WHOLE
+
+
+def test_cache_folder_that_cannot_be_made_is_named_with_the_way_out(package, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("TURBOSPARK_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(SourceError, match=r"file/below/demo/.*TURBOSPARK_CACHE"):
+        demo_file()
+
+
+def test_full_disk_leaves_nothing_and_heals(package, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(demo.os, "fsync", full)
+        with pytest.raises(SourceError, match=r"No space left on device.*TURBOSPARK_CACHE"):
+            demo_file()
+    path = demo_file()
+    assert path.read_bytes() == WHOLE
+    assert left_behind(path) == []
 
 
 def test_interrupted_join_leaves_nothing_and_heals(package):

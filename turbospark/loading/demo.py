@@ -32,16 +32,23 @@ def demo_file(progress: Progress | None = None) -> Path:
         progress: called with bytes written and bytes in all while the file is joined.
 
     Raises:
-        SourceError: the packages are not installed, or a part of them is missing.
+        SourceError: the packages are not installed, a part of them is missing, or the cache
+            folder cannot take the file.
         CheckpointError: the joined file has another hash than its package announces.
     """
     package = _package()
     parts = _parts(package)
     total = sum(part.stat().st_size for part in parts)
     target = cache_folder() / "demo" / str(package.EXPECTED_SHA256)[:12] / str(package.MODEL_NAME)
-    if not target.is_file() or target.stat().st_size != total:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _join(parts, target, str(package.EXPECTED_SHA256), total, progress)
+    try:
+        if not target.is_file() or target.stat().st_size != total:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _join(parts, target, str(package.EXPECTED_SHA256), total, progress)
+    except OSError as error:
+        raise SourceError(
+            f"the demo model cannot be kept in {target.parent} ({error.strerror or error}); it "
+            f"takes {total / 1e6:.0f} MB, and TURBOSPARK_CACHE names another folder for it"
+        ) from error
     return target
 
 
