@@ -73,6 +73,19 @@ def test_small_slabs_give_the_same_values_as_one(tmp_path, monkeypatch, name):
     assert np.array_equal(values(read(tmp_path / "b.gguf", name, blocks, True)), whole)
 
 
+@pytest.mark.parametrize("name", [*LAYOUTS, *EXPANDERS])
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan])
+def test_scales_that_are_no_numbers_are_kept_as_they_are(tmp_path, name, scale):
+    blocks = random_blocks(name)
+    for at in HALVES[name]:
+        blocks[3, 1, at : at + 2] = np.array([scale], np.float16).view(np.uint8)
+    found = read(tmp_path / "a.gguf", name, blocks, dequantize=True)
+    with np.errstate(invalid="ignore"):
+        bad = ~np.isfinite(np.asarray(found) if isinstance(found, mx.array) else values(found))
+    assert bad[3].any()
+    assert not np.delete(bad, 3, axis=0).any()
+
+
 def half(value):
     return np.array([value], np.float16).tobytes()
 

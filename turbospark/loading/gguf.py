@@ -88,14 +88,13 @@ class GGUFFile:
         scale_rows = scale_view.reshape(-1, groups)
         bias_rows = None if bias_view is None else bias_view.reshape(-1, groups)
         for rows, blocks in self._slabs(tensor):
-            layout.fill(
-                blocks,
-                Target(
-                    code_rows[rows],
-                    scale_rows[rows],
-                    None if bias_rows is None else bias_rows[rows],
-                ),
+            target = Target(
+                code_rows[rows],
+                scale_rows[rows],
+                None if bias_rows is None else bias_rows[rows],
             )
+            with _as_stored():
+                layout.fill(blocks, target)
         return QuantizedWeight(
             codes, scales, biases, bits=layout.bits, group_size=layout.group_size, zero=layout.zero
         )
@@ -104,7 +103,8 @@ class GGUFFile:
         array, view = fresh(tensor.shape, mx.float32)
         flat = view.reshape(-1, tensor.shape[-1])
         for rows, blocks in self._slabs(tensor):
-            flat[rows] = EXPANDERS[tensor.type.name](blocks).reshape(blocks.shape[0], -1)
+            with _as_stored():
+                flat[rows] = EXPANDERS[tensor.type.name](blocks).reshape(blocks.shape[0], -1)
         return array
 
     def _slabs(self, tensor: GGUFTensor) -> Iterator[tuple[slice, Array]]:
@@ -135,3 +135,8 @@ def _refuse_split(path: Path, count: object) -> None:
             f"{path} is one part of a GGUF file split into {count}; join them with llama.cpp's "
             f"`llama-gguf-split --merge {path.name} joined.gguf` (give it the first part)"
         )
+
+
+def _as_stored() -> np.errstate:
+    # Infinite scales of a damaged file are taken as they are; the forward pass reports them.
+    return np.errstate(invalid="ignore", over="ignore")
