@@ -16,13 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from turbospark.errors import OptionError
+from turbospark.errors import OptionError, SourceError
 
+Bounds = tuple[int | None, int | None]
 Config = TypeVar("Config", "RunnerConfig", "KernelPolicy", "LoadConfig", "GenerationConfig")
 
 
 def option(
-    default: Any, help: str, *, env: bool = True, alias: str = "", low: int | None = 0
+    default: Any,
+    help: str,
+    *,
+    env: bool = True,
+    alias: str = "",
+    low: int | None = 0,
+    high: int | None = None,
 ) -> Any:
     """Declare an option: a dataclass field that carries its own help text.
 
@@ -32,8 +39,9 @@ def option(
         env: whether the environment may set it.
         alias: a second name that is understood too.
         low: the least whole number allowed, for counts.
+        high: the greatest.
     """
-    metadata = {"help": help, "env": env, "alias": alias, "low": low}
+    metadata = {"help": help, "env": env, "alias": alias, "bounds": (low, high)}
     return field(default=default, metadata=metadata)
 
 
@@ -77,7 +85,9 @@ class KernelPolicy:
     isa: Literal["auto", "avx512", "avx2", "neon", "generic"] = option(
         "auto", "instruction set of the host kernels; a lower one than the CPU has is allowed"
     )
-    threads: int = option(0, "threads of the host kernels; 0 is every core this process may use")
+    threads: int = option(
+        0, "threads of the host kernels; 0 is every core this process may use", high=1024
+    )
     cxx: str = option("", "C++ compiler of the host kernels; by default c++, clang++ or g++")
     disable_kernels: str = option(
         "", "GPU bodies to leave out, comma separated: int4_gemv, rms_norm, attention_decode"
@@ -210,18 +220,30 @@ def origins(kind: type[Config], given: Mapping[str, Any] | None = None) -> dict[
 def unknown_option(name: str, known: Iterable[str]) -> OptionError:
     """An error for an option nobody declared, naming the nearest one that exists."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(sorted(known))}"
     return OptionError(f"unknown option {name!r}{hint}")
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels and joined checkpoints are kept (`TURBOSPARK_CACHE` moves it)."""
+    """Where compiled kernels and joined checkpoints are kept (`TURBOSPARK_CACHE` moves it).
+
+    Raises:
+        SourceError: no variable names one, and the user has no home folder.
+    """
     own = os.environ.get("TURBOSPARK_CACHE")
     if own:
         return Path(own)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "turbospark"
+    if base:
+        return Path(base) / "turbospark"
+    try:
+        return Path.home() / ".cache" / "turbospark"
+    except RuntimeError:
+        raise SourceError(
+            "this user has no home folder to keep compiled kernels and joined models in; name "
+            "one in TURBOSPARK_CACHE"
+        ) from None
 
 
 def compiler_override() -> str:
@@ -236,7 +258,7 @@ def _gather(kind: type[Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, s
     for name, item in fields.items():
         text = os.environ.get(env_name(name), "") if item.metadata["env"] else ""
         if text:
-            value = _parse(env_name(name), text, hints[name], item.metadata["low"])
+            value = _parse(env_name(name), text, hints[name], item.metadata["bounds"])
             values[name] = value, env_name(name)
     names = option_names(kind)
     for said, value in given.items():
@@ -247,11 +269,11 @@ def _gather(kind: type[Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, s
         name = names[said]
         if values.get(name, (None, ""))[1] == "given":
             raise OptionError(f"{name!r} is given twice, once as {said!r}")
-        values[name] = _parse(said, value, hints[name], fields[name].metadata["low"]), "given"
+        values[name] = _parse(said, value, hints[name], fields[name].metadata["bounds"]), "given"
     return values
 
 
-def _parse(name: str, value: Any, hint: Any, low: int | None) -> Any:
+def _parse(name: str, value: Any, hint: Any, bounds: Bounds) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value not in arguments:
@@ -263,7 +285,7 @@ def _parse(name: str, value: Any, hint: Any, low: int | None) -> Any:
     if hint is bool:
         return _parse_bool(name, value)
     if hint is int:
-        return _parse_count(name, value, low)
+        return _parse_count(name, value, *bounds)
     if hint is float:
         return _parse_float(name, value)
     if origin is tuple:
@@ -282,7 +304,7 @@ def _parse_bool(name: str, value: Any) -> bool:
     raise OptionError(f"{name}={value!r} is neither on nor off")
 
 
-def _parse_count(name: str, value: Any, low: int | None) -> int:
+def _parse_count(name: str, value: Any, low: int | None, high: int | None) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
@@ -291,6 +313,8 @@ def _parse_count(name: str, value: Any, low: int | None) -> int:
     if isinstance(value, bool) or fraction or (low is not None and number < low):
         bound = "" if low is None else f" of {low} or more"
         raise OptionError(f"{name}={value!r} is not a whole number{bound}")
+    if high is not None and number > high:
+        raise OptionError(f"{name}={value!r} is more than {high}")
     return number
 
 

@@ -151,6 +151,11 @@ class Tensor:
         self.dtype, self.shape = "F32", list(array.shape)
 
 
+def test_a_context_beyond_reason_is_refused_at_once(tmp_path):
+    with pytest.raises(OptionError, match="context=10000001 is more than 10000000"):
+        plan(write_folder(tmp_path / "a"), 10_000_001)
+
+
 def test_unknown_quantization_is_refused(tmp_path):
     with pytest.raises(OptionError, match="int9"):
         plan(write_folder(tmp_path / "a"), quantize="int9")

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from turbospark.errors import OptionError
 from turbospark.loading.arrays import on_cpu
 from turbospark.loading.install import Handling
 from turbospark.loading.outline import Outline, hub_outline, outline
@@ -17,6 +18,7 @@ from turbospark.loading.source import as_hub_id, resolve_source
 RING_SLACK = 128
 CHUNK_ON_CPU = 256
 CHUNK_ON_GPU = 2048
+LONGEST_CONTEXT = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +123,13 @@ def plan(
         dequantize: as for `load`.
 
     Raises:
+        OptionError: the context is beyond `LONGEST_CONTEXT`, or `quantize` is unknown.
         SourceError: no checkpoint is there.
         ConfigError: its configuration is damaged or not implemented.
         CheckpointError: its headers are damaged or not those of the configuration.
     """
+    if context > LONGEST_CONTEXT:  # its caches are stepped through chunk by chunk
+        raise OptionError(f"context={context} is more than {LONGEST_CONTEXT}, the most it can be")
     wish = parse_quantize(quantize)
     repo = as_hub_id(path_or_repo)
     shape = (
