@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import signal
@@ -121,6 +122,7 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         ((), 2, "COMMAND"),
         (("nonsense",), 2, "invalid choice"),
         (("generate", "--temprature", "1"), 2, "did you mean '--temperature'"),
+        (("generate", "Once", "upon"), 2, "unexpected argument 'upon'"),
         (("generate", "x", "--max-tokens", "0"), 2, "max_tokens=0"),
         (("generate", "x", "--temperature", "-1"), 2, "temperature=-1.0"),
         (("generate", "x", "--temperature", "hot"), 2, "temperature='hot' is not a number"),
@@ -241,6 +243,30 @@ def test_plan_inspect_and_convert_run(run: Run, tiny: str, tmp_path: Path) -> No
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "turbospark.cli", *arguments]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX shell closes the streams")
+@pytest.mark.parametrize(
+    ("closed", "code", "said"),
+    [(">&-", 0, "ended by length"), ("2>&-", 0, ""), (">&- 2>&-", 0, "")],
+)
+def test_closed_streams_are_no_fault(tiny: str, closed: str, code: int, said: str) -> None:
+    words = command("generate", "hi", "-m", tiny, "--max-tokens", "3", "--kernels", "reference")
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(words)} {closed}"], capture_output=True, timeout=60
+    )
+    assert done.returncode == code
+    assert said in done.stderr.decode()
+
+
+def test_a_closed_stdin_is_empty_and_gives_its_descriptor_to_no_file(tiny: str) -> None:
+    words = shlex.join(command("chat", "-m", tiny, "--kernels", "reference"))
+    done = subprocess.run(["sh", "-c", f"{words} <&-"], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    words = shlex.join(command("generate", "-", "-m", tiny))
+    done = subprocess.run(["sh", "-c", f"{words} <&-"], capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert b"the prompt is empty" in done.stderr
 
 
 def test_a_closed_pipe_is_quiet(tiny: str) -> None:

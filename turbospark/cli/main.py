@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from turbospark.cli.flags import add_flags, add_unbuilt_flags, configuration, unbuilt_given
-from turbospark.cli.output import Console, drop_stdout, tolerate_any_text
+from turbospark.cli.output import Console, drop_stdout, supply_missing_streams, tolerate_any_text
 from turbospark.errors import OptionError, TurbosparkError
 from turbospark.settings import (
     GenerationConfig,
@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         the exit code: 0, 1 for an error, 2 for a wrong call, 130 after Ctrl-C.
     """
+    supply_missing_streams()
     tolerate_any_text()
     traceback = False
     try:
@@ -71,6 +72,10 @@ class _Parser(argparse.ArgumentParser):
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser, commands = _parser()
     arguments, rest = parser.parse_known_args(argv)
+    if rest and not rest[0].startswith("-"):
+        raise OptionError(
+            f"unexpected argument {rest[0]!r}: write a text of several words in quotes"
+        )
     if rest:
         known = [
             name

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 _WIDTH = 30
 _INTERVAL = 0.05
@@ -54,6 +55,16 @@ class _Bar:
             sys.stderr.write(f"\r\x1b[K{self._label} [{bar}] {100 * done // max(total, 1)}%")
             sys.stderr.flush()
             self._next, self._drawn = now + _INTERVAL, True
+
+
+def supply_missing_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr empty ones.
+
+    Their descriptors would otherwise go to the next files that are opened.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
 
 
 def tolerate_any_text() -> None:
