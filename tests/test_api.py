@@ -356,6 +356,10 @@ def test_load_refuses_unknown_and_unbuilt_options_before_it_looks_for_files() ->
         ts.load("nowhere/at/all", kv_bits=8)
     with pytest.raises(OptionError, match="exclude each other"):
         ts.load("nowhere/at/all", policy=ts.KernelPolicy(), threads=2)
+    with pytest.raises(OptionError, match="policy of type str"):
+        ts.load("nowhere/at/all", policy="host")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="progress=5 is not a function"):
+        ts.load("nowhere/at/all", progress=5)  # type: ignore[arg-type]
     with pytest.raises(SourceError, match="nowhere/at/all"):
         ts.load("./nowhere/at/all", draft="auto", residency="auto", draft_block=None)
 

@@ -22,6 +22,7 @@ from turbospark.runner.options import CallOptions, read_options
 from turbospark.runner.prompt import TextCodec, prompt_ids
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
+from turbospark.sampling.select import check_callable
 from turbospark.sessions.session import Session
 from turbospark.settings import (
     UNBUILT,
@@ -183,6 +184,10 @@ def load(
         if name not in known:
             raise unknown_option(name, known | set(UNBUILT) | {"policy", "progress"})
     kernel_options = _of(rest, tables[KernelPolicy])
+    if policy is not None and not isinstance(policy, KernelPolicy):  # type: ignore[reportUnnecessaryIsInstance]
+        raise OptionError(f"policy of type {type(policy).__name__}: give a KernelPolicy")
+    if progress is not None:
+        check_callable("progress", progress)
     if policy is not None and kernel_options:
         raise OptionError(f"policy and {', '.join(kernel_options)} exclude each other")
     config = resolve(RunnerConfig, _of(rest, tables[RunnerConfig]))
