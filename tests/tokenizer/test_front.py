@@ -22,6 +22,8 @@ def test_only_text_is_encoded(bad):
 def test_half_of_a_surrogate_pair_is_refused_by_place():
     with pytest.raises(PromptError, match=r"character 3 .*U\+DC00"):
         TOKENIZER.encode("fox\udc00")
+    with pytest.raises(PromptError, match=r"character 1 .*byte 0xFE of input that is no UTF-8"):
+        TOKENIZER.encode(b"x\xfe".decode(errors="surrogateescape"))
 
 
 def test_ids_of_any_integer_kind_are_decoded():

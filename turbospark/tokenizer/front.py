@@ -232,8 +232,11 @@ def _checked_text(text: Any) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        # Python reads arguments and files so that a byte which is no UTF-8 becomes such a code.
+        byte = f"; it may stand for the byte 0x{code - 0xDC00:02X} of input that is no UTF-8"
         raise PromptError(
-            f"character {error.start} of the text is half of a surrogate pair "
-            f"(U+{ord(text[error.start]):04X}), which UTF-8 cannot write"
+            f"character {error.start} of the text is half of a surrogate pair (U+{code:04X}), "
+            f"which UTF-8 cannot write{byte if 0xDC80 <= code <= 0xDCFF else ''}"
         ) from None
     return text
