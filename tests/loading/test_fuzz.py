@@ -1,16 +1,14 @@
 """Damaged files: an error that names the file, or a load that equals the bytes on disk."""
 
-import json
 import resource
 import time
 import warnings
 
-import mlx.core as mx
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loading import naive
+from loading.disk import F32, Q8_0, raw_blocks, same_as_folder, same_as_gguf
 from loading.files import (
     gguf_bytes,
     gguf_metadata,
@@ -20,7 +18,6 @@ from loading.files import (
     two_shards,
     write_folder,
 )
-from mlx.utils import tree_flatten
 
 from turbospark.errors import TurbosparkError
 from turbospark.loading.build import load_model
@@ -105,20 +102,6 @@ GGUF = gguf_bytes(gguf_metadata(), gguf_tensors(encode=q8_0))
 GGUF_HEADER = GGUF.index(b"output_norm") + 1500
 
 
-def same_as_files(loaded, folder, files):
-    """Every parameter equals the bytes of the safetensors files, and config.json is as read."""
-    assert loaded.config == json.loads((folder / "config.json").read_bytes())
-    tensors = {}
-    for file in files:
-        tensors |= naive.safetensors((folder / file).read_bytes())
-    parameters = dict(tree_flatten(loaded.model.parameters()))
-    for name, array in parameters.items():
-        raw, shape, dtype = tensors[name]
-        assert array.shape == shape
-        if dtype == "F32":
-            assert np.asarray(array).tobytes() == raw
-
-
 def try_folder(folder, name, damage, files):
     path = folder / name
     good = path.read_bytes()
@@ -126,7 +109,7 @@ def try_folder(folder, name, damage, files):
     try:
         loaded = outcome(lambda: load(folder), [name, *files, "config.json", "tokenizer"])
         if loaded is not None:
-            same_as_files(loaded, folder, files)
+            same_as_folder(loaded, folder, files)
     finally:
         path.write_bytes(good)
 
@@ -158,18 +141,9 @@ def test_damaged_index_and_shards(sharded, data):
     try:
         loaded = outcome(lambda: load(sharded), [INDEX, *files])
         if loaded is not None:
-            same_as_files(loaded, sharded, files)
+            same_as_folder(loaded, sharded, files)
     finally:
         (sharded / name).write_bytes(good)
-
-
-def raw_blocks(weight):
-    """The bytes that a weight was read from: F32, or Q8_0 put together again."""
-    if isinstance(weight, mx.array):
-        return np.asarray(weight).tobytes()
-    scales = np.asarray(weight.scales).reshape(-1, 1).view(np.uint8)
-    codes = np.asarray(weight.codes).view(np.uint8).reshape(-1, 32) ^ 0x80
-    return np.concatenate([scales, codes], axis=-1).tobytes()
 
 
 @FUZZ
@@ -192,7 +166,7 @@ def test_damaged_gguf_header_and_blocks(tmp_path_factory, damage):
         for name, weight in weights.items():
             kind, shape, at = expected.tensors[name]
             assert tuple(weight.shape) == shape
-            if kind in {0, 8}:
+            if kind in {F32, Q8_0}:
                 found_bytes = raw_blocks(weight)
                 assert found_bytes == raw[at : at + len(found_bytes)]
     path.unlink()
@@ -202,6 +176,9 @@ def test_damaged_gguf_header_and_blocks(tmp_path_factory, damage):
 @given(damage=damages(len(GGUF), GGUF_HEADER))
 def test_damaged_gguf_models(tmp_path_factory, damage):
     path = tmp_path_factory.mktemp("gguf") / "small.gguf"
-    path.write_bytes(damaged(GGUF, damage))
-    outcome(lambda: load(path), ["small.gguf"])
+    raw = damaged(GGUF, damage)
+    path.write_bytes(raw)
+    loaded = outcome(lambda: load(path), ["small.gguf"])
+    if loaded is not None:
+        same_as_gguf(loaded, raw)
     path.unlink()
