@@ -1,6 +1,11 @@
 """One case table for the host's matrix products: every instruction set, every activation form."""
 
+import ctypes
 import functools
+import mmap
+import os
+import signal
+import sys
 
 import mlx.core as mx
 import numpy as np
@@ -131,6 +136,43 @@ def test_a_value_that_is_not_finite_spoils_its_row_only(mode, bad):
         got = np.array(project(host("auto", mode), mx.array(x), weight, phase))
         assert not np.isfinite(got[1]).any()
         assert np.isfinite(got[[0, 2]]).all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="guards pages as Linux does")
+@pytest.mark.parametrize("isa", available_isas())
+@pytest.mark.parametrize("mode", ["exact", "pair"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # forking beside threads
+def test_nothing_is_read_beyond_the_weight(isa, mode):
+    weight, _ = quantized(33, 176, 6, 16, zero=True)
+    x = rows(3, 176)
+    expected = [project(host(isa, mode), x, weight, phase) for phase in PHASES]
+    mx.eval(expected)
+    run = host(isa, mode).normed_projections(None, [weight], [None])
+    run._matrices.settle()
+    native = run._matrices.native[0]
+    kept = [guarded(native, "data", weight.codes), guarded(native, "scales", weight.scales)]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        same = all(
+            memoryview(run(x, phase)[0]) == memoryview(want)
+            for phase, want in zip(PHASES, expected, strict=True)
+        )
+        os._exit(0 if same else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    del kept
+
+
+def guarded(native, field, array):
+    """Move an array to the end of a page that is followed by one nobody may read."""
+    page = mmap.PAGESIZE
+    size = (array.nbytes + page - 1) // page * page
+    memory = mmap.mmap(-1, size + page)
+    memory[size - array.nbytes : size] = bytes(memoryview(array))
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(start + size), page, 0) == 0
+    setattr(native, field, start + size - array.nbytes)
+    return memory
 
 
 def test_zero_rows_give_zero():

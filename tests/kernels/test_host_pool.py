@@ -11,6 +11,7 @@ import pytest
 from kernels.matrices import rows
 
 from turbospark.kernels.host.target import HostKernels
+from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
@@ -38,6 +39,21 @@ def test_calls_from_several_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_every_step_of_a_fused_call_waits_for_the_one_before():
+    def gated(threads):
+        kernels = HostKernels(KernelPolicy(activations="exact", threads=threads))
+        weights = [rows(1040, 160, seed=7), rows(1040, 160, seed=8), rows(160, 1040, seed=9)]
+        norm = Norm(None, 1e-5)
+        return kernels.gated_mlp(norm, *weights, [None] * 3, "silu", norm, True)
+
+    alone, crowd = gated(1), gated(8)
+    for phase, T in ((Phase.DECODE, 1), (Phase.DECODE, 3), (Phase.PREFILL, 37)):
+        x = rows(T, 160, seed=10)
+        expected = alone(x, phase)
+        results = [crowd(x, phase) for _ in range(100)]
+        assert all(mx.array_equal(got, expected) for got in results)
 
 
 def test_the_pool_rests_a_tenth_of_a_second_after_a_call():
