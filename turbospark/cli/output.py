@@ -64,7 +64,8 @@ def supply_missing_streams() -> None:
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115  # to the end
+            setattr(sys, name, stream)
 
 
 def tolerate_any_text() -> None:
