@@ -5,6 +5,8 @@ import json
 import random
 
 import pytest
+import sentencepiece
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer.test_load import MODELS
@@ -69,15 +71,22 @@ def replaced(value, seed: int, junk):
             return value
 
 
-def works_or_names(name: str, build) -> None:
+TEXTS = ("Příliš  日本 👍 the\n\nfox½ ﬁ Ⅷ <b></s>", "", " ")
+
+
+def works_or_names(name: str, build) -> Tokenizer | None:
+    """The tokenizer, if the damage left one that works."""
     try:
-        works(build())
+        tokenizer = build()
+        works(tokenizer)
     except TurbosparkError as error:
         assert name in str(error)  # noqa: PT017 - an error is only one of the two outcomes
+        return None
+    return tokenizer
 
 
 def works(tokenizer: Tokenizer) -> None:
-    for text in ("Příliš  日本 👍 the\n\nfox½ ﬁ Ⅷ <b></s>", "", " "):
+    for text in TEXTS:
         ids = tokenizer.encode(text)
         assert all(0 <= token < len(tokenizer) for token in ids)
         detokenizer = tokenizer.detokenizer()
@@ -92,8 +101,25 @@ def works(tokenizer: Tokenizer) -> None:
 @settings(max_examples=120, deadline=None)
 def test_damaged_sentencepiece_file(model, seed, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "damaged model"
-    write_folder(folder, tokenizer__model=damaged(MODELS[model], seed))
-    works_or_names("tokenizer.model", lambda: load_tokenizer(folder))
+    data = damaged(MODELS[model], seed)
+    write_folder(folder, tokenizer__model=data)
+    tokenizer = works_or_names("tokenizer.model", lambda: load_tokenizer(folder))
+    if tokenizer is not None:
+        on_disk = sentencepiece.SentencePieceProcessor(model_proto=data)
+        assert len(tokenizer) == on_disk.GetPieceSize()
+        for text in TEXTS:
+            ids = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+            assert ids == on_disk.encode(text)
+
+
+def same_as_file(tokenizer: Tokenizer | None, path) -> None:
+    if tokenizer is None:
+        return
+    on_disk = tokenizers.Tokenizer.from_file(str(path))
+    on_disk.no_truncation()
+    on_disk.no_padding()
+    for text in TEXTS:
+        assert tokenizer.encode(text) == on_disk.encode(text).ids
 
 
 def test_panic_of_the_library_becomes_an_error_and_an_interrupt_does_not():
@@ -116,7 +142,8 @@ def test_damaged_bytes_of_tokenizer_json(seed, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "damaged json"
     data = json.dumps(tokenizer_json(), ensure_ascii=False).encode()
     write_folder(folder, tokenizer__json=damaged(data, seed))
-    works_or_names("tokenizer.json", lambda: load_tokenizer(folder))
+    found = works_or_names("tokenizer.json", lambda: load_tokenizer(folder))
+    same_as_file(found, folder / "tokenizer.json")
 
 
 @given(seed=st.integers(0, 1 << 40), junk=JUNK)
@@ -124,7 +151,8 @@ def test_damaged_bytes_of_tokenizer_json(seed, tmp_path_factory):
 def test_junk_in_tokenizer_json(seed, junk, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp() / "junk json"
     write_folder(folder, tokenizer__json=replaced(tokenizer_json(), seed, junk))
-    works_or_names("tokenizer.json", lambda: load_tokenizer(folder))
+    found = works_or_names("tokenizer.json", lambda: load_tokenizer(folder))
+    same_as_file(found, folder / "tokenizer.json")
 
 
 @given(seed=st.integers(0, 1 << 40))

@@ -78,6 +78,14 @@ def test_post_processor_gives_the_begin_of_text(tmp_path):
     assert tokenizer.encode("fox")[1:] == tokenizer.encode("fox", add_special_tokens=False)
 
 
+def test_post_processor_that_puts_an_id_of_no_token_is_refused(tmp_path):
+    damaged = json.loads(json.dumps(tokenizer_json()))
+    damaged["post_processor"]["special_tokens"]["<s>"]["ids"] = [9999]
+    write_folder(tmp_path, tokenizer__json=damaged)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: the post-processor puts id 9999"):
+        load_tokenizer(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("settings_json", "ids"),
     [

@@ -143,7 +143,8 @@ def wrapping_ids(tokenizer: Any, source: str) -> tuple[tuple[int, ...], tuple[in
     """The ids that a tokenizer's post-processor puts before and after a single text.
 
     Raises:
-        TokenizerError: the post-processor is of a kind that is not implemented.
+        TokenizerError: the post-processor is of a kind that is not implemented, or puts ids that
+            no token has.
     """
     processor = tokenizer.post_processor
     if processor is None:
@@ -163,6 +164,11 @@ def wrapping_ids(tokenizer: Any, source: str) -> tuple[tuple[int, ...], tuple[in
         else:
             raise TokenizerError(f"{source}: the post-processor {kind!r} is not implemented")
         before, after = head + before, after + tail
+    for token in before + after:
+        if tokenizer.id_to_token(token) is None:
+            raise TokenizerError(
+                f"{source}: the post-processor puts id {token}, which no token has"
+            )
     return before, after
 
 
