@@ -234,7 +234,7 @@ def test_plan_inspect_and_convert_run(run: Run, tiny: str, tmp_path: Path) -> No
     assert "fit" in run("plan", tiny)[1]
     assert json.loads(run("inspect", tiny, "--json")[1])["model_type"] == "llama"
     target = tmp_path / "out"
-    assert run("convert", tiny, "--output", str(target), "--quantize", "int8")[0] == 0
+    assert run("convert", tiny, "--output", str(target), "--quantize", "int8-g32")[0] == 0
     assert run("generate", "hi", "-m", str(target), "--max-tokens", "2")[0] == 0
     code, _, err = run("convert", tiny, "--output", str(target))
     assert code == 2

@@ -32,6 +32,7 @@ from turbospark.loading.quantize import Quantization, is_careful, parse_quantize
 from turbospark.loading.shards import split_names, write_shards
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
+from turbospark.testing import write_tiny_checkpoint
 
 TEXT = "a river of bytes, and a bridge"
 REFERENCE = KernelPolicy(kernels="reference")
@@ -47,6 +48,24 @@ def logits(path, tokens=(1, 77, 5, 200, 31)):
     caches = loaded.model.make_caches(50, 3)
     output = loaded.model(mx.array(tokens), caches, phase=Phase.PREFILL, logits="all")
     return np.asarray(output.logits)
+
+
+def test_a_model_that_nothing_of_would_be_quantized_is_refused(tmp_path):
+    folder = write_tiny_checkpoint(tmp_path / "tiny", hidden_size=48, intermediate_size=80)
+    said = r"no matrix of .* divide into groups of 64 .*48, 80, 96"
+    with pytest.raises(OptionError, match=said):
+        convert(folder, tmp_path / "out", text=None)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+    with pytest.raises(OptionError, match=said):
+        load_model(folder, policy=REFERENCE, quantize="int4")
+    slots = parameter_slots(load_model(folder, policy=REFERENCE, quantize="int4-g32").model)
+    quantized = [
+        name
+        for name, slot in slots.items()
+        if slot.is_matrix and isinstance(slot.module.value, QuantizedWeight)
+    ]
+    assert len(quantized) == 3
+    assert all("o_proj" in name for name in quantized)
 
 
 def test_float_folder_becomes_what_quantizing_at_load_gives(tmp_path):

@@ -90,7 +90,7 @@ def test_threads_may_take_turns_from_loading_on(tiny: Path, kernels: str) -> Non
 
 
 def test_quantized_on_loading_it_still_talks(tiny: Path) -> None:
-    small = ts.load(tiny, quantize="int8", max_context=64)
+    small = ts.load(tiny, quantize="int8-g32", max_context=64)
     assert small.max_context == 64
     assert len(small.generate("hello", max_tokens=5).token_ids) == 5
 

@@ -29,6 +29,7 @@ from turbospark.loading.quantize import (
     parse_quantize,
     quantization_for,
     quantize_weight,
+    require_divisible,
 )
 from turbospark.loading.shards import split_names, write_shards
 from turbospark.loading.source import Source, resolve_source
@@ -119,7 +120,8 @@ def convert(
         progress: called with bytes done and bytes in all; ends at (total, total).
 
     Raises:
-        OptionError: the target is in use, or the weights are quantized already.
+        OptionError: the target is in use, the weights are quantized already, or none of them can
+            be quantized so.
         TurbosparkError: the source cannot be loaded.
     """
     wish = parse_quantize(quantize)
@@ -157,8 +159,12 @@ def _write(
         )
     weights, slots = opened.weights(lambda _: None), parameter_slots(opened.model)
     check_fit(slots, weights, str(source.path))
+    chosen = wish or QUANTIZATIONS["int4"]
+    if not opened.is_quantized:
+        widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
+        require_divisible(widths, chosen, str(source.path))
     source_bytes = sum(weight.nbytes for weight in weights.values())
-    writer = _Writer(opened.model, weights, wish or QUANTIZATIONS["int4"], progress)
+    writer = _Writer(opened.model, weights, chosen, progress)
     groups = split_names(writer.sizes(), SHARD_BYTES)
     target_bytes = write_shards(folder, groups, writer.arrays_of)
     writer.meter.finish()

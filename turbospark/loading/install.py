@@ -12,7 +12,12 @@ from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.arrays import evaluate
 from turbospark.loading.checkpoint import some
-from turbospark.loading.quantize import Quantization, quantization_for, quantize_weight
+from turbospark.loading.quantize import (
+    Quantization,
+    quantization_for,
+    quantize_weight,
+    require_divisible,
+)
 from turbospark.nn.linear import Matrix
 
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -81,9 +86,13 @@ def install_weights(
 
     Raises:
         CheckpointError: tensors are missing, left over or misshapen; the model is unchanged.
+        OptionError: no matrix can be quantized as wished.
     """
     slots = parameter_slots(model)
     check_fit(slots, weights, where)
+    if handling.quantize is not None:
+        widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
+        require_divisible(widths, handling.quantize, where)
     for name, slot in slots.items():
         weight = weights.pop(name)
         value = handled(slot, name, weight, handling)

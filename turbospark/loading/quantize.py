@@ -1,5 +1,6 @@
 """Quantizing float weights while they are loaded."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -66,6 +67,21 @@ def quantization_for(path: str, width: int, wish: Quantization) -> Quantization 
     if is_careful(path):
         return Quantization(max(CAREFUL_BITS, wish.bits), wish.group_size)
     return wish
+
+
+def require_divisible(widths: Iterable[int], wish: Quantization, where: str) -> None:
+    """Refuse to quantize a model no matrix of which divides into groups.
+
+    Raises:
+        OptionError: nothing would be quantized.
+    """
+    found = sorted(set(widths))
+    if not any(width % wish.group_size == 0 for width in found):
+        raise OptionError(
+            f"quantize={wish.name!r}: no matrix of {where} has rows that divide into groups of "
+            f"{wish.group_size} (they have {', '.join(map(str, found[:6]))} numbers), so nothing "
+            "would be quantized; choose smaller groups, such as int4-g32, or leave it out"
+        )
 
 
 def is_careful(path: str) -> bool:
