@@ -1,6 +1,7 @@
 """The packaged demo model is joined once, checked by hash, and heals."""
 
 import errno
+import fcntl
 import hashlib
 import sys
 import types
@@ -96,18 +97,28 @@ def test_interrupted_join_leaves_nothing_and_heals(package):
     assert demo_file().read_bytes() == WHOLE
 
 
-def test_leftovers_of_a_killed_join_are_dropped(package, monkeypatch):
+def test_leftovers_of_a_killed_join_are_dropped_and_those_of_a_live_one_kept(package):
     path = demo_file()
-    leftover = path.parent / f".{path.name}.abc123"
-    leftover.write_bytes(WHOLE[:100])
+    killed, living = (path.parent / f".{path.name}.{end}" for end in ("abc123", "def456"))
+    for leftover in (killed, living):
+        leftover.write_bytes(WHOLE[:100])
     path.unlink()
-    assert demo_file().read_bytes() == WHOLE
-    assert leftover.exists()  # young: another process may be writing it
-    path.unlink()
-    later = demo.time.time() + 10_000
-    monkeypatch.setattr(demo.time, "time", lambda: later)
-    assert demo_file().read_bytes() == WHOLE
-    assert not leftover.exists()
+    with living.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert demo_file().read_bytes() == WHOLE
+    assert not killed.exists()
+    assert living.exists()
+
+
+def test_a_join_holds_its_temporary_file_against_another(package):
+    seen = []
+
+    def join_beside(done, total):
+        if not seen:
+            seen.append(demo_file().read_bytes())
+
+    assert demo_file(join_beside).read_bytes() == WHOLE
+    assert seen == [WHOLE]
 
 
 def test_corrupt_part_is_refused_and_leaves_nothing(package):

@@ -1,11 +1,12 @@
 """The packaged demo model: joined once into the cache folder, checked by hash, then named."""
 
+import contextlib
+import fcntl
 import hashlib
 import importlib
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -85,8 +86,7 @@ def _join(
 ) -> None:
     """Write the parts one after another under a temporary name; rename when the hash is right."""
     _drop_leftovers(target)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    temporary = Path(name)
+    descriptor, temporary = _locked_temporary(target)
     try:
         with os.fdopen(descriptor, "wb") as out:
             digest = _copy(parts, out, total, progress)
@@ -116,8 +116,20 @@ def _copy(parts: Iterable[Path], out: BinaryIO, total: int, progress: Progress |
     return digest.hexdigest()
 
 
+def _locked_temporary(target: Path) -> tuple[int, Path]:
+    """A new file beside the target; its lock says, as long as we live, that it is in use."""
+    while True:
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with contextlib.suppress(OSError):  # some network folders have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if Path(name).exists():  # nobody dropped it before it was locked
+            return descriptor, Path(name)
+        os.close(descriptor)
+
+
 def _drop_leftovers(target: Path) -> None:
-    # A killed join leaves its temporary file behind; one that another process writes now is young.
+    """Remove the temporary files of joins that were killed: nobody holds a lock on them."""
     for path in target.parent.glob(f".{target.name}.*"):
-        if time.time() - path.stat().st_mtime > 600:
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
