@@ -1,6 +1,7 @@
 """What users call, over a scripted model."""
 
 import copy
+import inspect
 import pickle
 import threading
 from collections.abc import Iterator
@@ -176,6 +177,28 @@ def test_an_option_of_a_feature_not_built_yet_is_refused_by_name(name: str) -> N
     with pytest.raises(OptionError, match=rf"{name}=4: .* is not built yet"):
         ts.generate(model, tokenizer, "hi", **{name: 4})
     assert ts.generate(model, tokenizer, "hi", max_tokens=1, **{name: None}).generation_tokens == 1
+
+
+def test_the_defaults_of_mlx_lm_may_be_written_out() -> None:
+    model, tokenizer = scripted_engine()
+    step = pytest.importorskip("mlx_lm.generate").generate_step
+    parameters = inspect.signature(step).parameters.values()
+    defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
+    defaults |= {"max_tokens": 2, "num_draft_tokens": 2}
+    defaults.pop("stream", None)  # where MLX computes, not how
+    assert ts.generate(model, tokenizer, "hi", **defaults).generation_tokens == 2
+
+
+@pytest.mark.parametrize("call", [ts.generate, ts.stream_generate])
+def test_a_foreign_model_or_tokenizer_is_refused_by_type(call: Any) -> None:
+    model, tokenizer = scripted_engine()
+    with pytest.raises(OptionError, match="a model of type ByteTokenizer"):
+        call(tokenizer, model, "hi")
+    for foreign in (None, "tokenizer", model):
+        with pytest.raises(OptionError, match=f"a tokenizer of type {type(foreign).__name__}"):
+            call(model, foreign, "hi")
+    with pytest.raises(OptionError, match="a model of type NoneType"):
+        ts.make_prompt_cache(None)
 
 
 @pytest.mark.parametrize(

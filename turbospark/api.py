@@ -222,6 +222,10 @@ def stream_generate(
     """
     read = read_options({"max_tokens": max_tokens, **options})
     model = _model_of(model)
+    if not isinstance(tokenizer, TextCodec):
+        raise OptionError(
+            f"a tokenizer of type {type(tokenizer).__name__}: give the one that `load` gave"
+        )
     serving = _known(model, tokenizer)
     ids = prompt_ids(prompt, tokenizer, model.vocab_size)
     session = read.prompt_cache
@@ -340,7 +344,10 @@ def _known(model: Any, tokenizer: Any) -> Serving:
 
 
 def _model_of(model: Any) -> Any:
-    return model.model if isinstance(model, Engine) else model
+    model = model.model if isinstance(model, Engine) else model
+    if not all(hasattr(model, name) for name in ("make_caches", "vocab_size", "max_position")):
+        raise OptionError(f"a model of type {type(model).__name__}: give the one that `load` gave")
+    return model
 
 
 def _of(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

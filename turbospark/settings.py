@@ -129,7 +129,7 @@ class Unbuilt:
 
     Attributes:
         feature: what it would do.
-        neutral: values that change nothing; None always is one.
+        neutral: values that change nothing, such as mlx-lm's defaults; None always is one.
         instead: what to do now.
         flag: the command-line flag, or an empty string for none.
     """
@@ -144,10 +144,10 @@ UNBUILT: Mapping[str, Unbuilt] = {
     "draft": Unbuilt("speculative decoding", ("auto", "off"), flag="--draft"),
     "draft_block": Unbuilt("speculative decoding", flag="--draft-block"),
     "draft_model": Unbuilt("speculative decoding"),
-    "num_draft_tokens": Unbuilt("speculative decoding"),
+    "num_draft_tokens": Unbuilt("speculative decoding", (2,)),
     "kv_bits": Unbuilt("a quantized KV cache", flag="--kv-bits"),
-    "kv_group_size": Unbuilt("a quantized KV cache"),
-    "quantized_kv_start": Unbuilt("a quantized KV cache"),
+    "kv_group_size": Unbuilt("a quantized KV cache", (64,)),
+    "quantized_kv_start": Unbuilt("a quantized KV cache", (0, 5000)),
     "max_kv_size": Unbuilt(
         "a cache that forgets the middle of a text",
         instead="bound the context with load(..., max_context=N)",

@@ -1,7 +1,7 @@
 """Prompts: text, token ids, or messages."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
@@ -11,6 +11,7 @@ from turbospark.runner.admission import check_ids
 from turbospark.runner.sink import StreamingDetokenizer
 
 
+@runtime_checkable
 class TextCodec(Protocol):
     """What running prompts needs of a tokenizer."""
 
