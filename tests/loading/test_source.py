@@ -62,8 +62,8 @@ def refused(given, *words, kind=SourceError, **options):
 
 @pytest.mark.usefixtures("no_hub")
 def test_missing_paths_are_path_errors_and_never_asked_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
+    (tmp_path / "here" / "models").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
     for text in (
         "./missing", "../missing/model", "/no/such/model", "~/no-such-model", "models/missing",
         "missing", "a/b/c", "owner/model.gguf", "owner/name/", "owner/model.safetensors",
