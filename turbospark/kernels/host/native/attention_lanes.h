@@ -4,9 +4,6 @@
 
 namespace ts {
 
-// Into the second-level cache: the first has too few places for lines under way.
-inline void prefetch(const float* from) { __builtin_prefetch(from, 0, 2); }
-
 // Keeps a value that several operations share from being loaded again for each.
 inline F in_register(F value) {
 #if defined(__x86_64__)

@@ -12,22 +12,23 @@ struct DenseProduct {
   template <int M>
   TS_NOINLINE void rows(const Matrix& w, const Row* x, int64_t first, int64_t last, float* y,
             int64_t stride) const {
-    const int64_t whole = w.columns / LANES * LANES;
+    const int64_t whole = w.columns / LANES * LANES, row_bytes = w.columns * element_bytes(ELEMENT);
+    const int64_t ahead = prefetched_rows(row_bytes) * row_bytes;
     for (int64_t row = first; row < last; row += 4) {
       int64_t start[4];
       for (int i = 0; i < 4; i++) start[i] = clamp_row(w, row + i) * w.columns;
       F total[M][4] = {};
-      for (int64_t k = 0; k < whole; k += LANES) add<M>(w, x, start, k, LANES, total);
-      if (whole < w.columns) add<M>(w, x, start, whole, (int)(w.columns - whole), total);
+      for (int64_t k = 0; k < whole; k += LANES) add<M>(w, x, start, k, LANES, ahead, total);
+      if (whole < w.columns) add<M>(w, x, start, whole, (int)(w.columns - whole), ahead, total);
       TS_UNROLL for (int m = 0; m < M; m++) store_four(w, total[m], row, last, y + m * stride);
     }
   }
 
   template <int M>
   static TS_INLINE void add(const Matrix& w, const Row* x, const int64_t* start, int64_t k, int count,
-                         F (*total)[4]) {
+                         int64_t ahead, F (*total)[4]) {
     TS_UNROLL for (int i = 0; i < 4; i++) {
-      __builtin_prefetch(w.data + (start[i] + k) * element_bytes(ELEMENT) + PREFETCH_BYTES);
+      prefetch(w.data + (start[i] + k) * element_bytes(ELEMENT) + ahead);
       const F weight = load_elements(w.data, start[i] + k, ELEMENT, count);
       TS_UNROLL for (int m = 0; m < M; m++) {
         total[m][i] = fma(weight, load(x[m].values + k), total[m][i]);

@@ -75,7 +75,7 @@ struct ExactProduct {
         const int64_t bytes = c + 1 < chunks ? 8 * BITS : layout.rest_bytes;
         TS_UNROLL for (int i = 0; i < 4; i++) {
           const uint8_t* codes = rows.codes[i] + c * 8 * BITS;
-          __builtin_prefetch(codes + layout.ahead);
+          prefetch(codes + layout.ahead);
           F values[VECTORS];
           floats(codes, bytes, values);
           const float* scale = scales[i] + (c - window) * CHUNK / GROUP;

@@ -60,7 +60,7 @@ struct IntegerProduct {
         }
         TS_UNROLL for (int i = 0; i < 4; i++) {
           const uint8_t* from = rows.codes[i] + c * 8 * BITS;
-          __builtin_prefetch(from + layout.ahead);
+          prefetch(from + layout.ahead);
           const __m512i codes = unpack(from, bytes);
           const F scale = (F)_mm512_permutexvar_ps(lanes, (__m512)scales[i]);
           TS_UNROLL for (int m = 0; m < M; m++) {

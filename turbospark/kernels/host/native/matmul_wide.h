@@ -65,7 +65,7 @@ struct IntegerProduct {
         TS_UNROLL for (int i = 0; i < 4; i++) {
           int16_t codes[CHUNK];
           const uint8_t* from = rows.codes[i] + c * 8 * BITS;
-          __builtin_prefetch(from + layout.ahead);
+          prefetch(from + layout.ahead);
           unpack_wide<BITS>(from, bytes, w.zero, codes);
           const float* scale = scales[i] + (c - window) * CHUNK / GROUP;
           TS_UNROLL for (int m = 0; m < M; m++) {

@@ -7,8 +7,6 @@ namespace ts {
 // Scale of a group at a time, 16 of them loaded at once for each of four rows.
 constexpr int SCALE_WINDOW = 16;
 
-constexpr int64_t PREFETCH_BYTES = 4096;  // at least as far ahead as this: measured
-
 // Sizes of a quantized matrix, worked out once before its rows are walked.
 struct Layout {
   int64_t groups, row_bytes, chunks, last_row, rest_bytes;
@@ -21,14 +19,14 @@ struct Layout {
         chunks(padded(w.columns) / CHUNK),
         last_row(w.rows - 1),
         rest_bytes(row_bytes - (chunks - 1) * bits * 8) {
-    const int64_t blocks = PREFETCH_BYTES / (4 * row_bytes) + 1;  // of four rows
-    ahead = blocks * 4 * row_bytes;
-    scales_ahead = blocks * 4 * groups;
+    const int64_t rows_ahead = prefetched_rows(row_bytes);
+    ahead = rows_ahead * row_bytes;
+    scales_ahead = rows_ahead * groups;
   }
 };
 
 inline void prefetch_scales(const Matrix& w, int64_t index) {
-  __builtin_prefetch(static_cast<const char*>(w.scales) + index * (w.element == FLOAT32 ? 4 : 2));
+  prefetch(static_cast<const char*>(w.scales) + index * (w.element == FLOAT32 ? 4 : 2));
 }
 
 struct QuantizedRows {

@@ -12,7 +12,7 @@ extern "C" __attribute__((visibility("default"))) int64_t ts_stream_read(int32_t
     ts::I sums[4] = {};
     crew.share(bytes, 1 << 18, [&](int64_t at, int64_t end) {
       for (; at + (int64_t)sizeof sums <= end; at += sizeof sums) {
-        __builtin_prefetch(from + at + 4096);
+        for (size_t line = 0; line < sizeof sums; line += 64) ts::prefetch(from + at + 8192 + line);
         for (int i = 0; i < 4; i++) {
           ts::I words;
           memcpy(&words, from + at + i * sizeof words, sizeof words);
