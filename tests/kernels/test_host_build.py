@@ -151,6 +151,33 @@ def test_a_compiler_may_carry_arguments():
     assert answer(compiler) == 42
 
 
+def test_a_compiler_may_carry_flags_behind_it():
+    real = find_compiler(KernelPolicy()).command[-1]
+    compiler = find_compiler(KernelPolicy(cxx=f"{real} -O1"))
+    assert compiler.command == (real, "-O1")
+    assert answer(compiler) == 42
+
+
+def test_a_compiler_behind_a_wrapper_is_part_of_the_identity():
+    real = find_compiler(KernelPolicy())
+    assert real.identity in find_compiler(KernelPolicy(cxx=f"env {real.command[-1]}")).identity
+
+
+def test_an_unbalanced_quote_is_no_command():
+    with pytest.raises(KernelError, match="no command"):
+        find_compiler(KernelPolicy(cxx='g++ "'))
+
+
+def test_compiling_is_announced(counting, caplog):
+    build._announce.cache_clear()
+    with caplog.at_level(logging.INFO, "turbospark"):
+        answer(counting[0])
+        answer(counting[0])
+    assert [record.getMessage() for record in caplog.records] == [
+        "turbospark: compiling the kernels for this CPU; later starts find them compiled"
+    ]
+
+
 def test_cxx_names_the_compiler(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(KernelError, match="no-such-compiler"):

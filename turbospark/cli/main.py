@@ -2,12 +2,19 @@
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from turbospark.cli.flags import add_flags, add_unbuilt_flags, configuration, unbuilt_given
-from turbospark.cli.output import Console, drop_stdout, supply_missing_streams, tolerate_any_text
+from turbospark.cli.output import (
+    Console,
+    Notices,
+    drop_stdout,
+    supply_missing_streams,
+    tolerate_any_text,
+)
 from turbospark.errors import OptionError, TurbosparkError
 from turbospark.settings import (
     GenerationConfig,
@@ -89,6 +96,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(arguments: argparse.Namespace) -> int:
     refuse_unbuilt(unbuilt_given(arguments))
     console = Console(arguments.quiet)
+    _show_notices(logging.WARNING if arguments.quiet else logging.INFO)
     if arguments.show_config:
         _show_config(arguments, console)
         return OK
@@ -110,6 +118,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
         getattr(checkpoints, arguments.command)(arguments, console)
     return OK
+
+
+def _show_notices(level: int) -> None:
+    """Let the library's one-line notices through to stderr."""
+    logger = logging.getLogger("turbospark")
+    logger.setLevel(level)
+    if not logger.handlers:
+        logger.addHandler(Notices())
 
 
 def _parser() -> tuple[_Parser, dict[str, _Parser]]:

@@ -1,5 +1,6 @@
 """Where output goes: text to stdout, everything else to stderr, bars to terminals only."""
 
+import logging
 import os
 import sys
 import time
@@ -34,6 +35,13 @@ class Console:
     def bar(self, label: str) -> Callable[[int, int], None] | None:
         """A progress callback that draws a bar, or None where nobody would see it."""
         return _Bar(label) if self._bars else None
+
+
+class Notices(logging.Handler):
+    """The library's notices, a line each, on whatever stderr is now."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
 
 
 class _Bar:

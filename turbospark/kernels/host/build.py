@@ -49,8 +49,10 @@ class Compiler:
     @property
     def extra_flags(self) -> tuple[str, ...]:
         """Where `clang` is called without its C++ driver it must be told the standard library."""
-        name = Path(self.command[-1]).name
-        is_c_driver = name.startswith("clang") and not name.startswith("clang++")
+        names = [Path(word).name for word in self.command]
+        is_c_driver = any(
+            name.startswith("clang") and not name.startswith("clang++") for name in names
+        )
         return ("-lstdc++", "-lm") if is_c_driver else ()
 
 
@@ -70,18 +72,29 @@ def find_compiler(policy: KernelPolicy) -> Compiler:
     """
     named = policy.cxx or compiler_override()
     for candidate in [named] if named else ["c++", "clang++", "g++"]:
-        words = shlex.split(candidate)
-        found = shutil.which(words[-1]) if words else None
-        if found:
-            file = Path(found).resolve()
-            facts = file.stat()
-            identity = f"{file} {facts.st_size} {facts.st_mtime_ns}"
-            return Compiler((*words[:-1], found), identity)
+        command = _split(candidate)
+        found = [shutil.which(word) for word in command if not word.startswith("-")]
+        if command and found[:1] and found[0] is not None:
+            # A wrapper such as ccache stands before the compiler, flags stand behind it.
+            programs = [Path(file).resolve() for file in found if file is not None]
+            return Compiler((found[0], *command[1:]), " ".join(map(_identity, programs)))
     tried = named or "c++, clang++ and g++"
     raise KernelError(
         f"no C++ compiler for the host kernels: {tried} not found; install one or name it with "
         "cxx= or CXX"
     )
+
+
+def _split(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise KernelError(f"the C++ compiler {command!r} is no command: {error}") from None
+
+
+def _identity(program: Path) -> str:
+    facts = program.stat()
+    return f"{program} {facts.st_size} {facts.st_mtime_ns}"
 
 
 def load_library(name: str, units: Sequence[Unit], isa: Isa, compiler: Compiler) -> ctypes.CDLL:
@@ -148,7 +161,13 @@ def _private_folder(why: str) -> Path:
     return folder
 
 
+@functools.cache
+def _announce() -> None:
+    _log.info("turbospark: compiling the kernels for this CPU; later starts find them compiled")
+
+
 def _compile(stem: str, units: Sequence[Unit], isa: Isa, compiler: Compiler, folder: Path) -> Path:
+    _announce()
     with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
         flags = [*FLAGS, *isa_flags(isa), f"-I{NATIVE}"]
 
