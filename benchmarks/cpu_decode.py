@@ -31,7 +31,7 @@ import numpy as np
 import turbospark as ts
 from turbospark.cli.bench import bytes_a_token, memory_bandwidth
 from turbospark.kernels.quantized_matmul import dequantize_reference
-from turbospark.loading.demo import demo_checkpoint
+from turbospark.loading.demo import demo_file
 from turbospark.nn.linear import Matrix, RMSNorm
 
 PROMPT_TOKENS = 256
@@ -166,7 +166,7 @@ def _quiet(llama_cpp: object) -> object:
 def memory_of_turbospark() -> dict[str, float]:
     """Peak bytes of a child process that loads, prefills and decodes with turbospark alone."""
     result = subprocess.run(
-        [sys.executable, __file__, "--memory"], capture_output=True, text=True, check=True
+        [sys.executable, __file__, "--memory"], stdout=subprocess.PIPE, text=True, check=True
     )
     return json.loads(result.stdout)
 
@@ -179,7 +179,7 @@ def measure_memory() -> None:
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
         1 if sys.platform == "darwin" else 1024
     )
-    size = demo_checkpoint().stat().st_size
+    size = demo_file().stat().st_size
     print(
         json.dumps(
             {
@@ -207,7 +207,7 @@ def main() -> None:
     engines = [turbospark_contender(engine, "turbospark")]
     engines.append(turbospark_contender(ts.load("demo", activations="exact"), "turbospark exact"))
     engines.append(fastest_mlx_lm(engine))
-    peer = llama_cpp_contender(demo_checkpoint())
+    peer = llama_cpp_contender(demo_file())
     engines.extend([peer] if peer else [])
     rates: dict[str, dict[str, list[float]]] = {
         contender.name: {"prefill": [], "decode": []} for contender in engines
