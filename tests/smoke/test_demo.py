@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import turbospark as ts
+from turbospark.kernels.host.cpu import available_isas
 from turbospark.protocols import Phase
 from turbospark.runner.loops import prefill
 
@@ -83,6 +84,15 @@ def test_greedy_text_is_that_of_transformers(engine: ts.Engine, name: str) -> No
     assert engine.tokenizer.encode(case["text"]) == case["ids"]
     out = engine.generate(case["text"], max_tokens=24)
     assert out.token_ids == case["greedy"][:24]
+
+
+@on_cpu
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", available_isas()[1:])
+def test_a_lower_instruction_set_says_the_same(isa: str) -> None:
+    engine = ts.load(activations="exact", isa=isa)
+    case = CASES["steam"]
+    assert engine.generate(case["text"], max_tokens=24).token_ids == case["greedy"][:24]
 
 
 def fed(engine: ts.Engine, sizes: list[int], caches: list[Any], phase: Phase) -> list[np.ndarray]:
