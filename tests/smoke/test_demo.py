@@ -91,7 +91,7 @@ def test_greedy_text_is_that_of_transformers(engine: ts.Engine, name: str) -> No
 @pytest.mark.parametrize("isa", available_isas()[1:])
 def test_a_lower_instruction_set_says_the_same(isa: str) -> None:
     engine = ts.load(activations="exact", isa=isa)
-    case = CASES["steam"]
+    case = CASES["steam engine"]
     assert engine.generate(case["text"], max_tokens=24).token_ids == case["greedy"][:24]
 
 
