@@ -95,7 +95,7 @@ def decode(
     q = mx.random.normal((1, heads.num_heads, heads.head_dim))
     attend = kernels.attend(heads, heads.head_dim**-0.5, None, None)
     assert attend is not None
-    small = filled(heads, 128)
+    small = filled(heads, 512)  # enough for every thread
     reading: list[float] = []
     attending: list[float] = []
     for _ in range(repeats):

@@ -10,7 +10,9 @@ import mlx.core as mx
 import pytest
 from kernels.matrices import rows
 
+from turbospark.caches.kv import KVCache
 from turbospark.kernels.host.target import HostKernels
+from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
@@ -54,6 +56,21 @@ def test_every_step_of_a_fused_call_waits_for_the_one_before():
         expected = alone(x, phase)
         results = [crowd(x, phase) for _ in range(100)]
         assert all(mx.array_equal(got, expected) for got in results)
+
+
+def test_spans_of_a_decode_step_are_joined_after_the_last_of_them():
+    heads = HeadGeometry(6, 3, 40)
+    cache = KVCache(3, 40, 700)
+    cache.append(rows(641, 3, 40, seed=11), rows(641, 3, 40, seed=12))
+    q = rows(1, 6, 40, seed=13)
+
+    def attend(threads):
+        return HostKernels(KernelPolicy(threads=threads)).attend(heads, 0.2, None, None)
+
+    alone, crowd = attend(1), attend(8)
+    expected = alone(q, cache, Phase.DECODE)
+    results = [crowd(q, cache, Phase.DECODE) for _ in range(300)]
+    assert all(mx.array_equal(got, expected) for got in results)
 
 
 def test_the_pool_rests_a_tenth_of_a_second_after_a_call():

@@ -25,7 +25,7 @@ class Host:
         library: the functions that serve every model, exported by `native/*.cpp` except the
             matrix products, which are libraries of their own.
         isa: instruction set that everything is compiled for.
-        threads: how many take part in a region; the first argument of `ts::parallel`.
+        threads: how many take part in a region; the first argument of `ts::cooperate`.
         activations: how quantized products take their activations.
         compiler: compiles the products that a model turns out to need.
     """

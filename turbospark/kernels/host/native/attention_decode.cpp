@@ -14,14 +14,8 @@ namespace ts {
 namespace {
 
 constexpr int SPAN = 128;
-constexpr int KEYS = 4;          // rows of keys or values that are read side by side
 constexpr int MOST_AHEAD = 32;   // rows that are prefetched before their turn
 constexpr int FLOATS_AHEAD = 3072;
-#if defined(TS_AVX512) || defined(TS_NEON)
-constexpr int QUERIES = 4;  // query rows that share a load; as many as registers allow
-#else
-constexpr int QUERIES = 2;
-#endif
 constexpr int64_t PARTIAL_FLOATS = 8 << 20;  // more query rows go one batch after another
 constexpr int64_t PRODUCTS_WORTH_A_THREAD = 32768;
 constexpr float LOWEST = -std::numeric_limits<float>::infinity();
@@ -60,29 +54,21 @@ class Decode {
   int64_t partial_floats() const { return plan_.kv_heads * spans_ * lines_ * (stride_ + 2); }
 
   void run() {
-    Carver sizes(nullptr);
-    carve(sizes, plan_.threads - 1);
-    Tickets tickets;
-    const int64_t tasks = plan_.kv_heads * spans_;
+    const int64_t tasks = plan_.kv_heads * spans_, lines = plan_.kv_heads * lines_;
     const int64_t products = (rows_.end - begin_) * plan_.q_heads * count_ * plan_.head_dim;
-    const int threads = products < PRODUCTS_WORTH_A_THREAD ? 1 : plan_.threads;
-    const int64_t together = std::max<int64_t>(1, tasks / (4 * threads));
-    parallel(threads, sizes.bytes(), [&](Region& region) {
-      Carver carver(region.scratch);
-      const Scratch scratch = carve(carver, region.thread);
-      for (int64_t task; (task = tickets.take(together)) < tasks;) {
-        const int64_t end = std::min(task + together, tasks);
-        SpanRows spans[2];
-        find_span(task, spans[0]);
-        for (int turn = 0; task < end; task++, turn = 1 - turn) {
-          SpanRows& next = spans[1 - turn];
-          if (task + 1 < end) find_span(task + 1, next);
-          attend_span(task, spans[turn], task + 1 < end ? next : spans[turn], scratch);
-        }
-      }
-      region.barrier();
-      const int64_t lines = plan_.kv_heads * lines_;
-      for (int64_t i = region.begin(lines); i < region.end(lines); i++) join_spans(i, scratch);
+    const int64_t most = products < PRODUCTS_WORTH_A_THREAD ? 1 : plan_.threads;
+    const int threads = static_cast<int>(std::min(most, tasks));
+    Carver sizes(nullptr);
+    carve(sizes, threads - 1);
+    cooperate(threads, sizes.bytes(), [&](Crew& crew) {
+      Carver carver(crew.scratch);
+      const Scratch scratch = carve(carver, crew.thread);
+      crew.share(tasks, crew.block(tasks, 1, tasks), [&](int64_t begin, int64_t end) {
+        attend_spans(begin, end, scratch);
+      });
+      crew.share(lines, crew.block(lines, 1, lines), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) join_spans(i, scratch);
+      });
     });
   }
 
@@ -129,6 +115,17 @@ class Decode {
     return (line / group * plan_.q_heads + head * group + line % group) * plan_.head_dim;
   }
 
+  void attend_spans(int64_t begin, int64_t end, const Scratch& scratch) const {
+    SpanRows spans[2];
+    find_span(begin, spans[0]);
+    for (int64_t task = begin; task < end; task++) {
+      SpanRows &span = spans[(task - begin) % 2], &next = spans[(task - begin + 1) % 2];
+      const bool last = task + 1 == plan_.kv_heads * spans_;  // another piece follows on this one
+      if (!last) find_span(task + 1, next);
+      attend_span(task, span, last ? span : next, scratch);
+    }
+  }
+
   // What a first pass over keys or values reads, the memory has been asked for some rows before;
   // a further pass finds them in the cache and asks for what comes next.
   void attend_span(int64_t task, SpanRows& span, const SpanRows& next,
@@ -142,7 +139,11 @@ class Decode {
     }
     in_groups([&](int64_t line, auto queries) {
       const float* const* fetch = line == 0 ? span.k + ahead_ : span.v;
-      score<queries.value>(head, line, span, fetch, weights + line * SPAN);
+      const float* q[queries.value];
+      for (int n = 0; n < queries.value; n++) q[n] = q_ + query_at(head, line + n);
+      float* scores = weights + line * SPAN;
+      for (int j = span.begin / KEYS * KEYS; j < span.end; j += KEYS)
+        score_keys<queries.value>(q, span.k + j, fetch + j, plan_.head_dim, scores + j, SPAN);
     });
     for (int64_t line = 0; line < lines_; line++) weigh(line, span_start(task), weights, part);
     memset(part.out, 0, lines_ * stride_ * sizeof(float));
@@ -165,38 +166,6 @@ class Decode {
       case 3: return function(line, Queries<3>{});
       case 2: return function(line, Queries<2>{});
       case 1: return function(line, Queries<1>{});
-    }
-  }
-
-  template <int N>
-  void score(int64_t head, int64_t line, const SpanRows& span, const float* const* fetch,
-             float* scores) const {
-    const float* const* k = span.k;
-    const int D = plan_.head_dim, whole = D / LANES * LANES;
-    const float* q[N];
-    for (int n = 0; n < N; n++) q[n] = q_ + query_at(head, line + n);
-    for (int j = span.begin / KEYS * KEYS; j < span.end; j += KEYS) {
-      F sums[N][KEYS] = {};
-      for (int i = 0; i < whole; i += LANES) {
-        F key[KEYS];
-        for (int u = 0; u < KEYS; u++) {
-          prefetch(fetch[j + u] + i);
-          key[u] = in_register(load(k[j + u] + i));
-        }
-        for (int n = 0; n < N; n++) {
-          const F query = in_register(load(q[n] + i));
-          for (int u = 0; u < KEYS; u++) sums[n][u] = fma(query, key[u], sums[n][u]);
-        }
-      }
-      if (whole < D) {
-        for (int n = 0; n < N; n++) {
-          const F query = load_first(q[n] + whole, D - whole);
-          for (int u = 0; u < KEYS; u++)
-            sums[n][u] = fma(query, load_first(k[j + u] + whole, D - whole), sums[n][u]);
-        }
-      }
-      for (int n = 0; n < N; n++)
-        sum_four(sums[n][0], sums[n][1], sums[n][2], sums[n][3], scores + n * SPAN + j);
     }
   }
 
@@ -238,38 +207,12 @@ class Decode {
   template <int N>
   void add_values(const SpanRows& span, const float* const* fetch, const float* weights,
                   float* out) const {
+    const int D = plan_.head_dim;
     int j = span.begin;
     for (; j + KEYS <= span.end; j += KEYS)
-      add_rows<N, KEYS>(span.v + j, fetch + j, weights + j, out);
-    for (; j < span.end; j++) add_rows<N, 1>(span.v + j, fetch + j, weights + j, out);
-  }
-
-  template <int N, int ROWS>
-  void add_rows(const float* const* v, const float* const* fetch, const float* weights,
-                float* out) const {
-    const int D = plan_.head_dim, whole = D / LANES * LANES;
-    F weight[N][ROWS];
-    for (int n = 0; n < N; n++)
-      for (int u = 0; u < ROWS; u++) weight[n][u] = splat(weights[n * SPAN + u]);
-    auto add = [&](int i, const F (&value)[ROWS]) {
-      for (int n = 0; n < N; n++) {
-        F sum = load(out + n * stride_ + i);
-        for (int u = 0; u < ROWS; u++) sum = fma(weight[n][u], value[u], sum);
-        store(out + n * stride_ + i, sum);
-      }
-    };
-    F value[ROWS];
-    for (int i = 0; i < whole; i += LANES) {
-      for (int u = 0; u < ROWS; u++) {
-        prefetch(fetch[u] + i);
-        value[u] = in_register(load(v[u] + i));
-      }
-      add(i, value);
-    }
-    if (whole < D) {
-      for (int u = 0; u < ROWS; u++) value[u] = load_first(v[u] + whole, D - whole);
-      add(whole, value);
-    }
+      add_rows<N, KEYS>(span.v + j, fetch + j, weights + j, SPAN, D, out, stride_);
+    for (; j < span.end; j++)
+      add_rows<N, 1>(span.v + j, fetch + j, weights + j, SPAN, D, out, stride_);
   }
 
   void join_spans(int64_t index, const Scratch& scratch) const {

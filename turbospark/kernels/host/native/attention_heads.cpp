@@ -9,6 +9,7 @@ namespace ts {
 namespace {
 
 constexpr int64_t FLOATS_WORTH_A_THREAD = 16384;
+constexpr int64_t MOST_ROWS = 64;  // of one piece
 
 float inverse_rms(const float* x, int count, float eps) {
   F even{}, odd{};
@@ -75,17 +76,20 @@ extern "C" void ts_head_norm_rope(const ts::RotatePlan* plan, const ts::RotateCa
     auto rotate = p.traditional ? rotate_neighbours : rotate_halves;
     rotate(to, c.cos + t * p.pairs, c.sin + t * p.pairs, p.pairs);
   };
-  parallel(small ? 1 : p.threads, 0, [&](Region& region) {
-    for (int64_t t = region.begin(c.count); t < region.end(c.count); t++) {
-      for (int64_t h = 0; h < q_heads; h++) {
-        const int64_t at = (t * q_heads + h) * D;
-        finish(p.q, c.q + at, c.q_out + at, t, true);
-      }
-      for (int64_t h = 0; h < kv_heads; h++) {
-        const int64_t from = (t * kv_heads + h) * D, to = (h * c.capacity + c.row + t) * D;
-        finish(p.k, c.k + from, c.k_rows + to, t, true);
-        finish(p.v, c.v + from, c.v_rows + to, t, false);
-      }
+  auto finish_row = [&](int64_t t) {
+    for (int64_t h = 0; h < q_heads; h++) {
+      const int64_t at = (t * q_heads + h) * D;
+      finish(p.q, c.q + at, c.q_out + at, t, true);
     }
+    for (int64_t h = 0; h < kv_heads; h++) {
+      const int64_t from = (t * kv_heads + h) * D, to = (h * c.capacity + c.row + t) * D;
+      finish(p.k, c.k + from, c.k_rows + to, t, true);
+      finish(p.v, c.v + from, c.v_rows + to, t, false);
+    }
+  };
+  cooperate(small ? 1 : p.threads, 0, [&](Crew& crew) {
+    crew.share(c.count, crew.block(c.count, 1, MOST_ROWS), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; t++) finish_row(t);
+    });
   });
 }

@@ -89,7 +89,7 @@ class Tile {
     for (; d < D_; d++) add_values<1>(v, count, d, factor);
   }
 
-  void score(const float* const* k, int j) const {
+  TS_NOINLINE void score(const float* const* k, int j) const {
     F sums[WIDE][N] = {};
     for (int d = 0; d < D_; d++) {
       F queries[N];
@@ -138,7 +138,7 @@ class Tile {
   }
 
   template <int DIMS>
-  void add_values(const float* const* v, int count, int d, const F* factor) {
+  TS_NOINLINE void add_values(const float* const* v, int count, int d, const F* factor) {
     F sums[DIMS][N] = {};
     for (int j = 0; j < count; j++) {
       F shares[N];
@@ -191,16 +191,16 @@ extern "C" void ts_attend_prefill(const ts::AttendPlan* plan, const ts::AttendCa
   const int64_t vectors = (call->count + LANES - 1) / LANES * plan->group();
   const int64_t pairs = (vectors + 1) / 2, tasks = plan->kv_heads * pairs;
   const size_t bytes = Tile<2>::bytes(plan->head_dim);
-  Tickets tickets;
-  parallel(plan->threads, bytes * plan->threads, [&](Region& region) {
-    char* scratch = region.scratch + region.thread * bytes;
-    for (int64_t task; (task = tickets.take(1)) < tasks;) {
+  const int threads = static_cast<int>(std::min<int64_t>(plan->threads, tasks));
+  cooperate(threads, bytes * threads, [&](Crew& crew) {
+    char* scratch = crew.scratch + crew.thread * bytes;
+    crew.share(tasks, 1, [&](int64_t task, int64_t) {
       // The last rows see most, so they go first.
       const int64_t head = task % plan->kv_heads, index = 2 * (pairs - 1 - task / plan->kv_heads);
       if (index + 1 < vectors)
         Tile<2>(*plan, *call, scratch).attend(head, index);
       else
         Tile<1>(*plan, *call, scratch).attend(head, index);
-    }
+    });
   });
 }

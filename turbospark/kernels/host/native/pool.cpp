@@ -50,21 +50,11 @@ void spin_until(Condition done) {
 
 class Pool {
  public:
-  void run(int threads, size_t scratch_bytes, Job<Region> job, void* context) {
+  void run(int threads, size_t scratch_bytes, Job job, void* context) {
     std::lock_guard<std::mutex> one_region(region_);
-    prepare(threads, scratch_bytes, context);
-    strict_ = job;
-    loose_ = nullptr;
-    open();
-    job_on(0);
-    spin_until([&] { return finished_.load(std::memory_order_acquire) == threads_; });
-    close();
-  }
-
-  void run(int threads, size_t scratch_bytes, Job<Crew> job, void* context) {
-    std::lock_guard<std::mutex> one_region(region_);
-    prepare(threads, scratch_bytes, context);
-    loose_ = job;
+    prepare(threads, scratch_bytes);
+    job_ = job;
+    context_ = context;
     for (Shared& loop : loops_) {
       loop.taken.store(0, std::memory_order_relaxed);
       loop.done.store(0, std::memory_order_relaxed);
@@ -74,24 +64,12 @@ class Pool {
     close();
   }
 
-  void barrier(int threads) {
-    const int round = round_.load(std::memory_order_acquire);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_release);
-    } else {
-      spin_until([&] { return round_.load(std::memory_order_acquire) != round; });
-    }
-  }
-
  private:
-  void prepare(int threads, size_t scratch_bytes, void* context) {
+  void prepare(int threads, size_t scratch_bytes) {
     while (workers_ < threads - 1 && start_worker()) {
     }
     threads_ = std::max(1, std::min(threads, workers_ + 1));
     if (scratch_bytes > scratch_bytes_) grow(scratch_bytes);
-    context_ = context;
-    finished_.store(0, std::memory_order_relaxed);
   }
 
   // From here on workers may enter.
@@ -113,14 +91,8 @@ class Pool {
   }
 
   void job_on(int thread) {
-    if (loose_ != nullptr) {
-      Crew crew{thread, threads_, scratch_, loops_};
-      loose_(crew, context_);
-      return;
-    }
-    Region region{thread, threads_, scratch_};
-    strict_(region, context_);
-    finished_.fetch_add(1, std::memory_order_release);
+    Crew crew{thread, threads_, scratch_, loops_};
+    job_(crew, context_);
   }
 
   // False where the system grants no more threads; regions then run on those there are.
@@ -167,13 +139,9 @@ class Pool {
   alignas(64) std::atomic<unsigned> generation_{0};  // regions ever opened
   alignas(64) std::atomic<unsigned> opened_{0};      // the open one, or 0
   alignas(64) std::atomic<int> inside_{0};           // workers that may be looking at it
-  alignas(64) std::atomic<int> finished_{0};
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> round_{0};
-  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
   Shared loops_[Crew::MAX_LOOPS];
-  Job<Region> strict_ = nullptr;
-  Job<Crew> loose_ = nullptr;
+  Job job_ = nullptr;
   void* context_ = nullptr;
   int threads_ = 1, workers_ = 0;
   char* scratch_ = nullptr;
@@ -201,20 +169,12 @@ Pool& pool() {
 
 }  // namespace
 
-void run_region(int threads, size_t scratch_bytes, Job<Region> job, void* context) {
-  pool().run(threads, scratch_bytes, job, context);
-}
-
-void run_crew(int threads, size_t scratch_bytes, Job<Crew> job, void* context) {
+void run_region(int threads, size_t scratch_bytes, Job job, void* context) {
   pool().run(threads, scratch_bytes, job, context);
 }
 
 void Crew::wait_for(const Shared& loop, int64_t count) {
   spin_until([&] { return loop.done.load(std::memory_order_acquire) == count; });
-}
-
-void Region::barrier() {
-  if (threads > 1) pool().barrier(threads);
 }
 
 }  // namespace ts

@@ -4,21 +4,15 @@
 // among them as thread 0. Regions of several Python threads run one after another. Between regions
 // the workers spin for about a third of a millisecond, then sleep.
 //
-// `cooperate` shares work out piece by piece, so it never waits for a worker that the system has
-// not let run yet: such a worker finds the pieces done.
+// Work is shared out piece by piece, so no region waits for a worker that the system has not let
+// run yet: such a worker finds the pieces done.
 //
 //     ts::cooperate(threads, scratch_bytes, [&](ts::Crew& crew) {
 //       crew.share(n, 16, [&](int64_t begin, int64_t end) { first(begin, end); });
-//       crew.share(m, 64, [&](int64_t begin, int64_t end) { second(begin, end); });  // after all of it
+//       crew.share(m, 64, [&](int64_t begin, int64_t end) { second(begin, end); });  // after it
 //     });
 //
-// `parallel` gives every thread a fixed share and lets them meet at barriers.
-//
-//     ts::parallel(threads, scratch_bytes, [&](ts::Region& region) {
-//       for (int i = region.begin(n); i < region.end(n); i++) first(i);
-//       region.barrier();
-//       second(region.thread);
-//     });
+// A region of one thread wakes nobody: small work asks for that.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -27,44 +21,13 @@
 
 namespace ts {
 
-// A number that threads of a region draw from, to share out work of uneven length. Make it before
-// the region; it must be used by one loop only.
-class Tickets {
- public:
-  int64_t take(int64_t count) { return next_.fetch_add(count, std::memory_order_relaxed); }
-
- private:
-  alignas(64) std::atomic<int64_t> next_{0};
-};
-
-// What a thread of a region knows. Lives only inside the region.
-struct Region {
-  int thread;     // 0 .. threads - 1
-  int threads;
-  char* scratch;  // 64-byte aligned, shared by the region's threads, not cleared
-
-  // Waits until every thread of the region has come here; what was written before is visible.
-  void barrier();
-
-  // This thread's contiguous share of `count` items, in whole blocks of `block` items.
-  int64_t begin(int64_t count, int64_t block = 1) const { return share(thread, count, block); }
-  int64_t end(int64_t count, int64_t block = 1) const { return share(thread + 1, count, block); }
-
- private:
-  int64_t share(int64_t index, int64_t count, int64_t block) const {
-    const int64_t blocks = (count + block - 1) / block;
-    const int64_t edge = blocks * index / threads * block;
-    return edge < count ? edge : count;
-  }
-};
-
 // One loop whose pieces are shared out: what is taken, and what is done.
 struct alignas(64) Shared {
   std::atomic<int64_t> taken{0};
   alignas(64) std::atomic<int64_t> done{0};
 };
 
-// What a thread of a cooperating region knows.
+// What a thread of a region knows. Lives only inside the region.
 struct Crew {
   int thread, threads;
   char* scratch;   // 64-byte aligned, shared by the region's threads, not cleared
@@ -97,27 +60,17 @@ struct Crew {
 };
 
 // A region's function; it must not throw and must not start a region itself.
-template <class Kind>
-using Job = void (*)(Kind& kind, void* context);
+using Job = void (*)(Crew& crew, void* context);
 
-// Run a job on at most `threads` threads and return when it is done.
-void run_region(int threads, size_t scratch_bytes, Job<Region> job, void* context);
-void run_crew(int threads, size_t scratch_bytes, Job<Crew> job, void* context);
-
-template <class Function>
-void parallel(int threads, size_t scratch_bytes, Function&& function) {
-  auto call = [](Region& region, void* context) {
-    (*static_cast<std::remove_reference_t<Function>*>(context))(region);
-  };
-  run_region(threads, scratch_bytes, call, &function);
-}
+// Runs a job on at most `threads` threads and returns when it is done.
+void run_region(int threads, size_t scratch_bytes, Job job, void* context);
 
 template <class Function>
 void cooperate(int threads, size_t scratch_bytes, Function&& function) {
   auto call = [](Crew& crew, void* context) {
     (*static_cast<std::remove_reference_t<Function>*>(context))(crew);
   };
-  run_crew(threads, scratch_bytes, call, &function);
+  run_region(threads, scratch_bytes, call, &function);
 }
 
 // Hands out parts of a scratch area, each 64-byte aligned. Every thread that carves in the same
