@@ -61,8 +61,8 @@ def test_every_step_of_a_fused_call_waits_for_the_one_before():
 def test_spans_of_a_decode_step_are_joined_after_the_last_of_them():
     heads = HeadGeometry(6, 3, 40)
     cache = KVCache(3, 40, 700)
-    cache.append(rows(641, 3, 40, seed=11), rows(641, 3, 40, seed=12))
-    q = rows(1, 6, 40, seed=13)
+    cache.append(*(rows(641, 120, seed=seed).reshape(641, 3, 40) for seed in (11, 12)))
+    q = rows(6, 40, seed=13).reshape(1, 6, 40)
 
     def attend(threads):
         return HostKernels(KernelPolicy(threads=threads)).attend(heads, 0.2, None, None)
