@@ -1,5 +1,6 @@
 """One forward pass over a session: evaluated, checked and recorded before it counts."""
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -65,7 +66,8 @@ def _evaluated(
         output = model(fed, session.caches, phase=phase, logits="last")
         if output.logits is None:
             raise ProducerError("the model returned no logits where the last row's were asked for")
-        row = output.logits[-1]
+        logits = output.logits
+        row = logits.reshape(-1) if logits.shape[0] == 1 else logits[-1]  # a slice is a copy
         _evaluate(row)
         return row
     # The last layer's residual stream needs every row that the caches took.
@@ -82,7 +84,8 @@ def _evaluate(array: mx.array) -> None:
 def _check_finite(
     logits: mx.array, model: CausalModel, session: Session, tokens: Sequence[int]
 ) -> None:
-    if np.isfinite(as_numpy(logits)).all():
+    row = as_numpy(logits)
+    if math.isfinite(row.max()) and math.isfinite(row.min()):  # either is NaN where a value is
         return
     position = len(session.fed_ids) + len(tokens) - 1
     where = first_bad_layer(model, session, [*session.fed_ids.ids, *tokens])

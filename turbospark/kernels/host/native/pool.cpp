@@ -55,10 +55,7 @@ class Pool {
     prepare(threads, scratch_bytes);
     job_ = job;
     context_ = context;
-    for (Shared& loop : loops_) {
-      loop.taken.store(0, std::memory_order_relaxed);
-      loop.done.store(0, std::memory_order_relaxed);
-    }
+    for (Shared& loop : loops_) loop.reset();
     open();
     job_on(0);
     close();

@@ -21,10 +21,16 @@
 
 namespace ts {
 
-// One loop whose pieces are shared out: what is taken, and what is done.
+// One loop whose pieces are shared out: what of each of its ranges is taken, and what is done.
 struct alignas(64) Shared {
-  std::atomic<int64_t> taken{0};
-  alignas(64) std::atomic<int64_t> done{0};
+  static constexpr int MAX_RANGES = 7;  // with `done` they fill a cache line
+  std::atomic<int64_t> taken[MAX_RANGES];
+  std::atomic<int64_t> done;
+
+  void reset() {
+    for (std::atomic<int64_t>& range : taken) range.store(0, std::memory_order_relaxed);
+    done.store(0, std::memory_order_relaxed);
+  }
 };
 
 // What a thread of a region knows. Lives only inside the region.
@@ -34,17 +40,31 @@ struct Crew {
   Shared* shared;  // of the loops to come, in the order of the calls
 
   static constexpr int MAX_LOOPS = 8;
+  static constexpr int MANY_PIECES = 16;  // of a thread
 
   // Calls `piece(begin, end)` for pieces of at most `block` items until [0, count) is taken, and
   // returns when every thread's pieces are done; what they wrote is visible. All threads of a
   // region make the same calls, at most MAX_LOOPS of them.
+  //
+  // A thread takes the pieces of a range of its own in order, so that what one piece prefetches
+  // is what the next one reads, and then helps with the ranges of the others.
   template <class Piece>
   void share(int64_t count, int64_t block, Piece&& piece) {
     Shared& loop = *shared++;
-    for (int64_t begin; (begin = loop.taken.fetch_add(block)) < count;) {
-      const int64_t end = begin + block < count ? begin + block : count;
-      piece(begin, end);
-      loop.done.fetch_add(end - begin, std::memory_order_release);
+    const int64_t blocks = (count + block - 1) / block;
+    // Where there are many pieces they are long, and threads that read far apart get in each
+    // other's way in memory: measured, a head took 1.5 times as long.
+    const int most = blocks > MANY_PIECES * threads ? 1 : Shared::MAX_RANGES;
+    const int ranges = threads < most ? threads : most;
+    for (int turn = 0; turn < ranges; turn++) {
+      const int range = (thread + turn) % ranges;
+      const int64_t first = blocks * range / ranges * block;
+      const int64_t edge = blocks * (range + 1) / ranges * block, last = edge < count ? edge : count;
+      for (int64_t begin; (begin = first + loop.taken[range].fetch_add(block)) < last;) {
+        const int64_t end = begin + block < last ? begin + block : last;
+        piece(begin, end);
+        loop.done.fetch_add(end - begin, std::memory_order_release);
+      }
     }
     wait_for(loop, count);
   }
