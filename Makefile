@@ -17,7 +17,7 @@ test: $(VENV)/.test
 check: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 	$(VENV)/bin/lint-imports
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
