@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-import mlx.core as mx
-
 from turbospark.errors import OptionError, UnsupportedError
+from turbospark.kernels.device import on_cpu
 from turbospark.loading.build import LoadedModel, load_model
 from turbospark.loading.plan import Plan, free_bytes
 from turbospark.loading.plan import plan as plan_memory
@@ -322,8 +321,8 @@ def _serving(model: CausalModel, config: RunnerConfig, stop_ids: frozenset[int])
         _LOG.warning(
             "max_context=%d is more than the %d tokens the model was trained for", context, trained
         )
-    on_gpu = mx.default_device() == mx.Device(mx.gpu)
-    return Serving(config, stop_ids, config.prefill_chunk or (2048 if on_gpu else 256), context)
+    chunk = config.prefill_chunk or (256 if on_cpu() else 2048)
+    return Serving(config, stop_ids, chunk, context)
 
 
 _SERVED: dict[int, Serving] = {}

@@ -7,8 +7,8 @@ from golden.fixtures import feed
 from golden.tiny import tiny_model
 from mlx.utils import tree_map
 
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.reference import ReferenceKernels
-from turbospark.kernels.select import on_cpu
 from turbospark.nn.unit import bind_units
 
 TOKENS = np.array([3, 41, 5, 60, 17], np.int32)

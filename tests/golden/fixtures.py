@@ -12,8 +12,9 @@ import numpy as np
 from golden.weights import draw_weights, fingerprint, int4_layout, quantize
 
 from turbospark.errors import KernelError
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.reference import ReferenceKernels
-from turbospark.kernels.select import choose_kernels, on_cpu
+from turbospark.kernels.select import choose_kernels
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.config import normalise

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from kernels.matrices import quantized, relative_error, rows
 
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.host.target import HostKernels
-from turbospark.kernels.select import on_cpu
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 

@@ -19,6 +19,7 @@ from turbospark.api import Engine
 from turbospark.cli.engine import open_engine
 from turbospark.cli.output import Console
 from turbospark.errors import OptionError
+from turbospark.kernels.device import on_cpu
 from turbospark.runner.loops import prefill
 from turbospark.runner.runner import Runner
 from turbospark.sampling.view import as_numpy
@@ -72,7 +73,7 @@ def decode_rate(runner: Runner, count: int) -> float:
 
 def memory_bandwidth() -> float:
     """Bytes a second of reading a large array: all cores of a CPU, or the GPU."""
-    if mx.default_device() == mx.Device(mx.gpu):
+    if not on_cpu():
         block = mx.zeros((_STREAM_BYTES,), mx.float32)
         return max(_timed(lambda: mx.max(block).item(), block.nbytes) for _ in range(7))
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight, Weight
 
@@ -21,7 +22,7 @@ def embedding_reference(tokens: mx.array, table: Weight, scale: float = 1.0) -> 
     values = dequantize_reference(rows)
     if scale != 1.0:
         values = values * scale
-    return values if mx.default_device() == mx.cpu else values.astype(_float_dtype(table))
+    return values if on_cpu() else values.astype(_float_dtype(table))
 
 
 def _rows(tokens: mx.array, table: Weight) -> Weight:

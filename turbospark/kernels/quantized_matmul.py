@@ -3,6 +3,7 @@
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.weights import QuantizedWeight, Weight
 
 _NATIVE_GROUPS = (32, 64, 128)
@@ -78,7 +79,7 @@ def unpack_codes(codes: mx.array, bits: int) -> mx.array:
 
 def compute_dtype(x: mx.array) -> mx.Dtype:
     """The dtype of activations: float32 on a CPU, that of `x` on a GPU."""
-    return mx.float32 if mx.default_device() == mx.cpu else x.dtype
+    return mx.float32 if on_cpu() else x.dtype
 
 
 def _mlx_multiplies(w: QuantizedWeight) -> bool:
@@ -86,7 +87,7 @@ def _mlx_multiplies(w: QuantizedWeight) -> bool:
     if w.group_size not in _NATIVE_GROUPS:
         return False
     # MLX 0.32.4 on an H200: several rows times 64 columns give garbage, 128 columns do not.
-    return w.shape[-1] >= 128 or mx.default_device() == mx.cpu or not mx.cuda.is_available()
+    return w.shape[-1] >= 128 or on_cpu() or not mx.cuda.is_available()
 
 
 def _offsets(w: QuantizedWeight) -> mx.array:

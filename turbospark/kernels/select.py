@@ -5,16 +5,12 @@ import logging
 import mlx.core as mx
 
 from turbospark.errors import KernelError
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.reference import ReferenceKernels
 from turbospark.kernels.target import KernelSet
 from turbospark.settings import KernelPolicy
 
 _log = logging.getLogger("turbospark")
-
-
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU here."""
-    return mx.default_device() == mx.cpu
 
 
 def choose_kernels(policy: KernelPolicy) -> KernelSet:

@@ -37,8 +37,3 @@ def read_into(descriptor: int, target: Array, offset: int) -> int:
             break
         done += count
     return done
-
-
-def on_cpu() -> bool:
-    """Whether MLX computes on the CPU."""
-    return mx.default_device() == mx.cpu

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from turbospark.errors import OptionError
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.process import claim_process
 from turbospark.kernels.select import choose_kernels
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import Weight
-from turbospark.loading.arrays import on_cpu
 from turbospark.loading.install import Handling, install_weights
 from turbospark.loading.opened import Opened, open_checkpoint
 from turbospark.loading.quantize import parse_quantize

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.errors import OptionError
-from turbospark.loading.arrays import on_cpu
+from turbospark.kernels.device import on_cpu
 from turbospark.loading.install import Handling
 from turbospark.loading.outline import Outline, hub_outline, outline
 from turbospark.loading.quantize import parse_quantize

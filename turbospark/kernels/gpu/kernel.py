@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.errors import KernelError
+from turbospark.kernels.device import on_cpu
 
 MAX_BINDINGS = 31
 MAX_THREADS = 256  # of a threadgroup: a pipeline's own limit follows its registers
@@ -41,7 +42,7 @@ CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel)
 
 def current_target() -> GpuTarget | None:
     """The GPU that MLX computes on, or None on a CPU."""
-    if mx.default_device() == mx.cpu:
+    if on_cpu():
         return None
     if mx.metal.is_available():
         return METAL
