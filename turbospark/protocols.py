@@ -28,10 +28,30 @@ class ForwardOutput:
     Attributes:
         logits: [R, V] float32, unnormalised; R = T for "all", 1 for "last"; None for "none".
         taps: the residual stream [T, C] after each layer that was asked for, by layer index.
+        hidden: the final norm's output [T, C] where it was asked for.
+        row_inputs: by cache index, what `record=True` noted for every recurrent cache.
     """
 
     logits: mx.array | None
     taps: Mapping[int, mx.array] = field(default_factory=dict[int, mx.array])
+    hidden: mx.array | None = None
+    row_inputs: "Mapping[int, RowInputs]" = field(default_factory=dict[int, "RowInputs"])
+
+
+class RowInputs(Protocol):
+    """What a pass of M rows fed to one recurrent layer: enough to stop after fewer rows."""
+
+    @property
+    def rows(self) -> int:
+        """M."""
+        ...
+
+    def replay(self, keep: int) -> tuple[mx.array, ...]:
+        """The layer's state after the first `keep` rows, 1 <= keep <= M.
+
+        Bit for bit what a pass of `keep` rows alone would have left, on a CPU.
+        """
+        ...
 
 
 class LayerCache(Protocol):
@@ -57,6 +77,19 @@ class LayerCache(Protocol):
 
     def fork(self) -> Any:
         """An independent cache with the same content; sealed rows are shared."""
+        ...
+
+    def export(self) -> dict[str, mx.array]:
+        """The content as arrays, for a file; `restore` of a cache just made takes them."""
+        ...
+
+    def restore(self, arrays: Mapping[str, mx.array]) -> None:
+        """Take what `export` gave.
+
+        Raises:
+            CheckpointError: arrays are missing, left over, or of another shape or dtype; nothing
+                has changed.
+        """
         ...
 
 
@@ -100,6 +133,8 @@ class CausalModel(Protocol):
         phase: Phase,
         logits: LogitRows = "last",
         taps: Sequence[int] = (),
+        hidden: bool = False,
+        record: bool = False,
     ) -> ForwardOutput:
         """Feed tokens at the caches' offset; the caches advance by T.
 
@@ -109,6 +144,9 @@ class CausalModel(Protocol):
             phase: prefill or decode.
             logits: which rows go through the output head.
             taps: layer indices whose residual stream is returned.
+            hidden: whether the final norm's output of every row is returned.
+            record: whether recurrent layers note their row inputs, so that the pass can be cut
+                short afterwards.
         """
         ...
 
@@ -156,6 +194,141 @@ class Reuse:
     evicted: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RollbackPoint:
+    """Where a session stood before a verify: a position, and recurrent state by reference.
+
+    Attributes:
+        position: tokens fed.
+        recurrent: by cache index, the state arrays of every recurrent cache.
+    """
+
+    position: int
+    recurrent: Mapping[int, tuple[mx.array, ...]] = field(
+        default_factory=dict[int, tuple[mx.array, ...]]
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verified:
+    """What a verify returns and one rollback consumes.
+
+    Attributes:
+        logits: [M, V] evaluated; row i predicts the token after the i-th fed one.
+        output: the whole pass: hidden rows and taps for the drafter, row inputs for a rollback.
+        epoch: the session's count of passes and moves; a rollback under another one is refused.
+    """
+
+    logits: mx.array
+    output: ForwardOutput
+    epoch: int
+
+
+class DrafterState(Protocol):
+    """What a drafter remembers of one conversation: it belongs to the session.
+
+    `cursor` is the position of the next row it writes. What it has captured of rows that were fed
+    but not written yet counts as covered.
+    """
+
+    @property
+    def cursor(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def fork(self) -> Any:
+        """An independent state with the same content."""
+        ...
+
+    def mark(self) -> Any:
+        """What a rewind to this very position needs beside the written rows, by reference."""
+        ...
+
+    def resume_at(self, keep: int, mark: Any = None) -> int:
+        """The last position <= keep from which it can follow; 0 where it has a hole.
+
+        Args:
+            keep: how many fed tokens the target can keep.
+            mark: what `mark` gave at that position, if it was called there.
+        """
+        ...
+
+    def rewind(self, position: int, mark: Any = None) -> None:
+        """Stand where the target stands: at a position that `resume_at` gave."""
+        ...
+
+    def export(self) -> dict[str, mx.array]:
+        """The content as arrays, for a file."""
+        ...
+
+    def restore(self, arrays: Mapping[str, mx.array]) -> None:
+        """Take what `export` gave; raises CheckpointError and changes nothing otherwise."""
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens that the target then verifies. It keeps nothing between calls.
+
+    Attributes of an implementation: `name` ("off", "ngram", "mtp", "dflash", "model");
+    `block_passes`, whether `block` serves it rather than `step`; `max_block`, the most proposals
+    of a round; `hidden` and `taps`, what it needs of every forward pass of the target. One that
+    needs `hidden` needs the final norm of headless prefill too.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def block_passes(self) -> bool: ...
+
+    @property
+    def max_block(self) -> int: ...
+
+    @property
+    def hidden(self) -> bool: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def new_state(self, max_context: int) -> Any:
+        """The `DrafterState` of an empty conversation."""
+        ...
+
+    def observe(self, state: Any, ids: Sequence[int], start: int, output: ForwardOutput) -> None:
+        """Follow the target over rows that are final.
+
+        Args:
+            state: advanced: rows whose following token is known are written, the rest captured.
+            ids: every fed id, these rows' own included.
+            start: position of the output's first row.
+            output: hidden rows and taps, cut to ids[start:].
+        """
+        ...
+
+    def prime(self, state: Any, ids: Sequence[int], anchor: int) -> None:
+        """Bring `state` up to all of `ids`, whose following token `anchor` is now known."""
+        ...
+
+    def step(self, state: Any, token: int, position: int) -> mx.array:
+        """One draft step: logits [V] of the token at `position` + 2.
+
+        Args:
+            state: advanced by the row `position`.
+            token: the token at `position` + 1.
+            position: the state's cursor, or ProducerError.
+        """
+        ...
+
+    def block(self, state: Any, ids: Sequence[int], anchor: int, count: int) -> list[int]:
+        """At most `count` proposals for the tokens after `anchor`, which follows `ids`.
+
+        Exactly `count` from a drafter that always has an opinion; n-gram lookup may give fewer
+        or none.
+        """
+        ...
+
+
 class LogitProducer(Protocol):
     """Token in, logits out: what the generation loops drive."""
 
@@ -188,4 +361,57 @@ class ChunkedPrefillRunner(LogitProducer, Protocol):
         self, tokens: Sequence[int], start: int, is_final: bool = True
     ) -> mx.array | None:
         """Feed tokens at `start`; return the last row's logits when `is_final`, else None."""
+        ...
+
+
+@runtime_checkable
+class SpeculativeProducer(ChunkedPrefillRunner, Protocol):
+    """A producer that can try several tokens at once and take some of them back."""
+
+    def draft_off_reason(self) -> str | None:
+        """Why this producer does not draft now; None where it does."""
+        ...
+
+    def drafts_block_passes(self) -> bool:
+        """Whether `draft_block` rather than `draft_step` serves the drafter."""
+        ...
+
+    def prime_drafter(self, next_token: int, position: int) -> None:
+        """Advance the drafter over the row `position`, whose following token is now known."""
+        ...
+
+    def draft_step(self, token: int, position: int) -> mx.array:
+        """One draft step at the drafter's cursor: logits [V] of the token at position + 2."""
+        ...
+
+    def draft_block(self, anchor: int, base: int, block: int) -> list[int]:
+        """Proposals for positions base + 1 to base + block; `anchor` is the token at `base`."""
+        ...
+
+    def rewind_drafter(self, position: int) -> None:
+        """Take the drafter back to the end of the accepted tokens."""
+        ...
+
+    def checkpoint(self) -> RollbackPoint:
+        """Where the target stands, before the pass that may be taken back."""
+        ...
+
+    def verify(self, feed: Sequence[int], base: int) -> Verified:
+        """Feed tokens at `base`, the cursor; nothing is recorded before `record_committed`."""
+        ...
+
+    def rollback(self, point: RollbackPoint) -> None:
+        """Take the target back to a point; the drafter stays where it is."""
+        ...
+
+    def rollback_retaining(self, point: RollbackPoint, keep: int, verified: Verified) -> None:
+        """Keep the first `keep` rows of a verify and take the rest back.
+
+        Raises:
+            ProducerError: `verified` is of another pass, or keep is no row count of it.
+        """
+        ...
+
+    def record_committed(self, tokens: Sequence[int], start: int, verified: Verified) -> None:
+        """Note which rows of a verify survived; the drafter follows over them."""
         ...
