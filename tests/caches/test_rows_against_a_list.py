@@ -1,4 +1,4 @@
-"""Appends, in-place writes, rewinds and forks in any order, against plain lists."""
+"""Appends, in-place writes, rewinds, forks and exports in any order, against plain lists."""
 
 import copy
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class Twin:
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["append", "write", "rewind", "fork"]),
+        st.sampled_from(["append", "write", "rewind", "fork", "restore"]),
         st.integers(0, 3),
         st.integers(1, 5) | st.integers(1, 24),
     ),
@@ -83,11 +83,16 @@ def play(kind: str, operations: list[tuple[str, int, int]]) -> None:
         cache: RowCache = KVCache(HEADS, DIM, MAX_CONTEXT)
     else:
         cache = RingCache(HEADS, DIM, MAX_CONTEXT, WINDOW, SLACK)
+    fresh = cache.fork()
     twins, serial = [Twin(cache, [])], 0
     for name, which, count in operations:
         twin, new = twins[which % len(twins)], 0
         if name == "fork":
             twins.append(Twin(twin.cache.fork(), twin.tokens, twin.furthest))
+        elif name == "restore":
+            restored = fresh.fork()
+            restored.restore(twin.cache.export())
+            twins.append(Twin(restored, twin.tokens, twin.furthest))
         elif name == "rewind":
             rewind(twin, count)
         elif len(twin.tokens) + count > MAX_CONTEXT:

@@ -8,11 +8,13 @@ the tail as it is, so that a ring drops no row before every query of the chunk h
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Self
+from collections.abc import Mapping
+from typing import Self, cast
 
 import mlx.core as mx
 
-from turbospark.errors import ContextLengthError, RewindError, ShapeError
+from turbospark.errors import CheckpointError, ContextLengthError, RewindError, ShapeError
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.kv_rows import KVRows, RowBlock
 
 TAIL_ROWS = 128
@@ -24,6 +26,9 @@ class RowCache(ABC):
     The sealed rows hold position p in row p % capacity; capacity doubles up to `limit`, and only
     then can a position meet an older one.
     """
+
+    reach = 0
+    """Tokens that a query sees, its own included; 0 is all of them."""
 
     def __init__(self, num_kv_heads: int, head_dim: int, max_context: int, limit: int) -> None:
         self.num_kv_heads = num_kv_heads
@@ -135,6 +140,86 @@ class RowCache(ABC):
         """An independent cache with the same rows; they are shared until one side writes."""
         self._tail_is_private = False
         return copy.copy(self)
+
+    def export(self) -> dict[str, mx.array]:
+        """The rows that a rewind may still need, in the order of their positions.
+
+        They do not depend on how the rows came in.
+
+        Returns:
+            `span`: the first position kept, `offset` and the window, 0 where there is none;
+            `k` and `v` [Hkv, N, D] where there are rows.
+        """
+        first = max(0, self._furthest - self._limit)
+        arrays = {"span": mx.array([first, self._offset, self.reach], mx.int64)}
+        if self._offset == 0:
+            return arrays
+        pieces: list[tuple[mx.array, mx.array]] = []
+        sealed, tail, row = self._sealed, self._tail, first
+        while sealed is not None and row < self._boundary:
+            slot = row % sealed.capacity
+            count = min(self._boundary - row, sealed.capacity - slot)
+            pieces.append((sealed.k[:, slot : slot + count], sealed.v[:, slot : slot + count]))
+            row += count
+        if tail is not None and row < self._offset:
+            begin, end = row - self._boundary, self._offset - self._boundary
+            pieces.append((tail.k[:, begin:end], tail.v[:, begin:end]))
+        for name, parts in zip("kv", zip(*pieces, strict=True), strict=True):
+            arrays[name] = mx.concatenate(list(parts), axis=1)
+        return arrays
+
+    def restore(self, arrays: Mapping[str, mx.array]) -> None:
+        """Take what `export` gave, of a cache with the same heads and window.
+
+        A ring of another slack keeps what both have room for.
+
+        Raises:
+            CheckpointError: the arrays are none of a cache like this one; nothing has changed.
+        """
+        first, offset = self._span(arrays)
+        self._check_rows(arrays, offset - first)
+        first = max(first, offset - self._limit)
+        self._sealed = self._tail = None
+        self._tail_is_private = False
+        self._first = self._boundary = self._offset = first
+        if offset:
+            k, v = (arrays[name][:, first - offset :] for name in "kv")
+            self._tail = RowBlock(k, v)
+        self._offset = offset
+        self._furthest = first + self._limit if first else offset
+        self._seal()
+
+    def _span(self, arrays: Mapping[str, mx.array]) -> tuple[int, int]:
+        """The first position and the offset of exported rows, held against this cache."""
+        span = arrays.get("span")
+        if span is None or span.shape != (3,) or span.dtype != mx.int64:
+            raise CheckpointError(f"{self!r} is given arrays {sorted(arrays)} of another cache")
+        first, offset, window = cast("list[int]", span.tolist())  # host memory: three numbers
+        if window != (self.reach):
+            kept = [f"a window of {size}" if size else "no window" for size in (window, self.reach)]
+            raise CheckpointError(f"{self!r} has {kept[1]}, the rows given have {kept[0]}")
+        if not 0 <= first <= offset or (first and not 0 < window <= offset - first):
+            raise CheckpointError(f"rows {first} to {offset} are none that {self!r} can continue")
+        if offset > self.max_context:
+            raise CheckpointError(
+                f"{self!r} cannot take {offset} tokens; load with max_context={offset} or more"
+            )
+        return first, offset
+
+    def _check_rows(self, arrays: Mapping[str, mx.array], count: int) -> None:
+        names = {"span", "k", "v"} if count else {"span"}
+        if set(arrays) != names:
+            raise CheckpointError(f"{self!r} takes {sorted(names)}, not {sorted(arrays)}")
+        if not count:
+            return
+        k, v, shape = arrays["k"], arrays["v"], (self.num_kv_heads, count, self.head_dim)
+        if k.shape != shape or v.shape != shape:
+            raise CheckpointError(f"{self!r} takes rows {shape}, not {k.shape} and {v.shape}")
+        dtypes = (mx.float32,) if on_cpu() else (mx.float32, mx.float16, mx.bfloat16)
+        if k.dtype != v.dtype or k.dtype not in dtypes:
+            raise CheckpointError(
+                f"{self!r} holds rows of {' or '.join(map(str, dtypes))} here, not {k.dtype}"
+            )
 
     def _check_room(self, count: int) -> None:
         if self._offset + count > self.max_context:

@@ -15,7 +15,7 @@ class RingCache(RowCache):
     ) -> None:
         limit = min(max_context, window + slack)
         super().__init__(num_kv_heads, head_dim, max_context, limit=limit)
-        self.window = window
+        self.window = self.reach = window
         self.slack = slack
 
     def __repr__(self) -> str:
