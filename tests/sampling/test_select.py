@@ -57,6 +57,28 @@ def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
     assert seeded_uniform(0, 0) != seeded_uniform(0, 1)
 
 
+def test_no_two_purposes_share_a_number_at_any_step() -> None:
+    numbers = {seeded_uniform(3, step, stream) for step in range(500) for stream in range(4)}
+    assert len(numbers) == 2000
+    target, *others = (
+        np.array([seeded_uniform(3, step, stream) for step in range(5000)]) for stream in range(4)
+    )
+    for other in others:
+        assert abs(np.corrcoef(target, other)[0, 1]) < 0.05
+        assert abs(np.corrcoef(target[1:], other[:-1])[0, 1]) < 0.05
+
+
+@pytest.mark.parametrize("stream", range(4))
+def test_an_array_of_seeds_gives_each_seeds_own_number(stream: int) -> None:
+    seeds = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
+    alone = [seeded_uniform(int(seed), 7, stream) for seed in seeds]
+    assert seeded_uniform(seeds, 7, stream).tolist() == alone
+
+
+def test_a_seed_gives_the_same_number_in_every_version() -> None:
+    assert seeded_uniform(1, 7) == 0.25142885573188245
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_non_finite_logits_are_our_own_error(temperature: float, bad: float) -> None:

@@ -1,9 +1,11 @@
 """Each stage of shaping, and their order."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from turbospark.sampling.shaping import draw, log_softmax, penalise, survivors
+from turbospark.sampling.shaping import Distribution, log_softmax, penalise, shaped, survivors
 from turbospark.settings import GenerationConfig
 
 
@@ -54,30 +56,63 @@ def test_banned_tokens_never_survive() -> None:
     assert survivors(scores, GenerationConfig(top_p=0.999999)).tolist() == [0, 2]
 
 
+def law(scores: np.ndarray, **options: Any) -> Distribution:
+    return shaped(scores, [], [], GenerationConfig(**{"temperature": 1.0, **options}))
+
+
 @pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.49, 1), (0.51, 2), (0.81, 0)])
 def test_draw_inverts_the_sum_in_ranked_order(uniform: float, token: int) -> None:
-    assert draw(logs(0.2, 0.5, 0.3), np.arange(3), 1.0, uniform) == token
+    assert law(logs(0.2, 0.5, 0.3)).draw(uniform) == token
 
 
 def test_temperature_comes_last_and_reshapes_only_survivors() -> None:
-    scores = logs(0.6, 0.3, 0.1)
     # At temperature 0.5 the two survivors weigh 0.36 and 0.09.
-    assert draw(scores, np.array([0, 1]), 0.5, 0.79) == 0
-    assert draw(scores, np.array([0, 1]), 0.5, 0.81) == 1
+    shape = law(logs(0.6, 0.3, 0.1), top_k=2, temperature=0.5)
+    assert shape.draw(0.79) == 0
+    assert shape.draw(0.81) == 1
+    assert shape.probabilities.tolist() == pytest.approx([0.8, 0.2])
 
 
 def test_a_tiny_temperature_takes_the_likeliest_without_underflow() -> None:
-    assert draw(logs(0.4, 0.6), np.arange(2), 1e-4, 0.999) == 1
+    assert law(logs(0.4, 0.6), temperature=1e-4).draw(0.999) == 1
+
+
+def test_temperature_0_is_all_on_the_first_of_the_best_whatever_else_is_set() -> None:
+    config = GenerationConfig(repetition_penalty=9.0, presence_penalty=2.0)
+    shape = shaped(np.array([1.0, 2.0, 2.0]), [1, 1], [1], config)
+    assert (shape.ids.tolist(), shape.probabilities.tolist()) == ([1], [1.0])
+    assert shape.draw(0.999) == 1
 
 
 def test_draw_follows_the_law() -> None:
-    scores = logs(0.1, 0.2, 0.3, 0.4)
+    shape = law(logs(0.1, 0.2, 0.3, 0.4), temperature=0.7)
     uniforms = np.random.default_rng(7).random(20_000)
-    counts = np.bincount([draw(scores, np.arange(4), 0.7, u) for u in uniforms], minlength=4)
-    expected = np.exp(scores / 0.7)
-    expected *= len(uniforms) / expected.sum()
+    counts = np.bincount([shape.draw(u) for u in uniforms], minlength=4)
+    expected = shape.probabilities * len(uniforms)
     # Chi-square with 3 degrees of freedom exceeds 16.3 once in a thousand.
     assert ((counts - expected) ** 2 / expected).sum() < 16.3
+
+
+def test_probabilities_are_asked_for_by_token_and_are_0_outside_the_candidates() -> None:
+    shape = law(logs(0.05, 0.5, 0.15, 0.3), top_k=2)
+    assert shape.ids.tolist() == [1, 3]
+    assert [shape.probability(token) for token in range(5)] == pytest.approx(
+        [0, 0.625, 0, 0.375, 0]
+    )
+    assert shape.probabilities_of(np.array([0, 1, 3, 4])) == pytest.approx([0, 0.625, 0.375, 0])
+
+
+def test_other_weights_keep_the_order_and_drop_what_weighs_nothing() -> None:
+    shape = law(logs(0.5, 0.2, 0.3)).reweighted(np.array([0.0, 1.0, 3.0]))
+    assert [shape.draw(uniform) for uniform in (0.0, 0.74, 0.76, 1.0)] == [2, 2, 1, 1]
+    assert shape.ids.tolist() == [1, 2]
+
+
+def test_every_penalty_reaches_the_law() -> None:
+    config = GenerationConfig(temperature=1.0, repetition_penalty=2.0, presence_penalty=1.0)
+    shape = shaped(np.array([2.0, 2.0, 2.0]), [0, 1], [1], config)
+    expected = np.exp([1.0, 0.0, 2.0])
+    assert shape.probabilities.tolist() == pytest.approx((expected / expected.sum()).tolist())
 
 
 def test_log_softmax_sums_to_one() -> None:

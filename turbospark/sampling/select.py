@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from turbospark.errors import NonFiniteError, OptionError
 from turbospark.sampling.config import check_logit_bias, check_sampling
 from turbospark.sampling.ranking import Scores, best
-from turbospark.sampling.shaping import draw, log_softmax, penalise, survivors
-from turbospark.sampling.uniform import fresh_seed, seeded_uniform
+from turbospark.sampling.shaping import Distribution, log_softmax, shaped
+from turbospark.sampling.uniform import TARGET, fresh_seed, seeded_uniform
 from turbospark.sampling.view import as_numpy
 from turbospark.settings import GenerationConfig
 
@@ -78,6 +78,11 @@ class Chooser:
         self._processors = _checked_processors(processors)
         self._sampler = sampler
 
+    @property
+    def has_law(self) -> bool:
+        """Whether tokens are drawn from a distribution that is known: no custom sampler does."""
+        return self._sampler is None
+
     def choose(self, logits: mx.array, history: Sequence[int], prompt_tokens: int) -> Choice:
         """Choose the token that follows `history`.
 
@@ -90,6 +95,18 @@ class Chooser:
             NonFiniteError: the logits hold NaN or infinity, or processors left nothing to choose.
             OptionError: a processor or the sampler gave back something else than it should.
         """
+        scores = self.score(logits, history)
+        if self._sampler is not None:
+            return self.choice(_run_sampler(self._sampler, scores), scores)
+        return self.choice(self.pick(scores, history, prompt_tokens), scores)
+
+    def score(self, logits: mx.array, history: Sequence[int]) -> mx.array:
+        """What a token is chosen from: logits [V] after processors and bias.
+
+        Raises:
+            NonFiniteError: see `choose`.
+            OptionError: a processor gave back something else than it should.
+        """
         position = len(history)
         _check_finite(logits, position)
         scores = logits
@@ -100,7 +117,25 @@ class Chooser:
             scores = _biased(scores, self._bias)
         if self._processors or self._bias:
             _check_choosable(scores, position)
-        token = self._pick(scores, history, prompt_tokens)
+        return scores
+
+    def pick(self, scores: mx.array, history: Sequence[int], prompt_tokens: int) -> int:
+        """The token that the built-in sampling takes from what `score` gave."""
+        if self.config.temperature == 0.0:
+            return int(np.argmax(as_numpy(scores)))
+        law = self.law(scores, history, prompt_tokens)
+        return law.draw(self.uniform(len(history) - prompt_tokens))
+
+    def law(self, scores: mx.array, history: Sequence[int], prompt_tokens: int) -> Distribution:
+        """The distribution that the built-in sampling draws from, of what `score` gave."""
+        return shaped(_float64(scores), history, history[prompt_tokens:], self.config)
+
+    def uniform(self, step: int, stream: int = TARGET) -> float:
+        """This generation's number for a step and a purpose."""
+        return seeded_uniform(self.seed, step, stream)
+
+    def choice(self, token: int, scores: mx.array) -> Choice:
+        """A token chosen from what `score` gave, with the log-probabilities asked for."""
         if not self.config.logprobs:
             return Choice(token, scores)
         logprobs = log_softmax(_float64(scores))
@@ -108,16 +143,6 @@ class Chooser:
         ranked = ranked[np.argsort(-logprobs[ranked], kind="stable")]
         top = tuple((int(i), float(logprobs[i])) for i in ranked)
         return Choice(token, scores, float(logprobs[token]), top)
-
-    def _pick(self, scores: mx.array, history: Sequence[int], prompt_tokens: int) -> int:
-        if self._sampler is not None:
-            return _run_sampler(self._sampler, scores)
-        config = self.config
-        if config.temperature == 0.0:
-            return int(np.argmax(as_numpy(scores)))
-        penalised = penalise(_float64(scores), history, history[prompt_tokens:], config)
-        uniform = seeded_uniform(self.seed, len(history) - prompt_tokens)
-        return draw(penalised, survivors(penalised, config), config.temperature, uniform)
 
 
 def check_callable(name: str, value: object) -> None:
