@@ -61,6 +61,10 @@ class ByteTokenizer:
                 parts.extend(self._special[token - 256].encode())
         return parts.decode("utf-8", "replace")
 
+    def token_text(self, token: int) -> str:
+        """An id as the vocabulary spells it."""
+        return f"<{token:02X}>" if token < 256 else self._special[token - 256]
+
     def detokenizer(self) -> ByteDetokenizer:
         """A fresh one."""
         return ByteDetokenizer()

@@ -1,0 +1,36 @@
+"""The ids behind a text that a stop string cut."""
+
+import pytest
+
+from turbospark.runner.transcript import shown_ids
+from turbospark.testing import ByteTokenizer
+
+
+class Pairs(ByteTokenizer):
+    """Spells "ab" as 300 where it decodes, and never encodes it so."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        plain = [part for token in ids for part in (list(b"ab") if token == 300 else [token])]
+        return super().decode(plain, skip_special_tokens)
+
+    def detokenizer(self):
+        inner = super().detokenizer()
+        add = inner.add
+        inner.add = lambda token: add(97) + add(98) if token == 300 else add(token)
+        return inner
+
+
+@pytest.mark.parametrize(
+    ("tokens", "shown", "expected"),
+    [
+        ([300, 99, 300, 100], "abcab", [300, 99, 300]),
+        ([300, 99, 300, 100], "abca", [300, 99, 97]),
+        ([300, 99], "a", [97]),
+        ([300, 257, 99, 257], "abc", [300, 257, 99]),
+        ([300, *"é".encode(), 33], "abé", [300, *"é".encode()]),
+        ([300, "é".encode()[0], 33], "ab", [300]),
+        ([300, 99], "", []),
+    ],
+)
+def test_the_tokens_within_are_kept_and_the_rest_is_encoded(tokens, shown, expected):
+    assert shown_ids(tokens, shown, Pairs()) == expected
