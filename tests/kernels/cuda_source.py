@@ -32,7 +32,11 @@ def assemble(names: dict[str, Any], call: dict[str, Any]) -> str:
     """Put a body into the source that `mx.fast.cuda_kernel` compiles for these arguments."""
     inputs = zip(names["input_names"], call["inputs"], strict=True)
     outputs = zip(names["output_names"], call["output_dtypes"], strict=True)
-    parameters = [f"    const {TYPES[array.dtype]}* {name}" for name, array in inputs]
+    parameters: list[str] = []
+    for name, array in inputs:
+        parameters.append(f"    const {TYPES[array.dtype]}* {name}")
+        if f"{name}_strides" in names["source"]:
+            parameters.append(f"    const __grid_constant__ Strides {name}_strides")
     parameters += [f"    {TYPES[dtype]}* {name}" for name, dtype in outputs]
     constants = [
         f"  using {name} = {TYPES[value]};"

@@ -57,16 +57,22 @@ class Kernel:
         name: also that of the body's file, bodies/<name>.h.
         inputs: names of the arrays it reads, as in the body.
         outputs: names of the arrays it writes.
+        only: the target of a body that no other one has, which lies in bodies/<only>/ and follows
+            dialect/<only>_only.h.
+        takes_strides: inputs may be views whose strides the body asks for, and are not copied.
     """
 
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    only: str = ""
+    takes_strides: bool = False
 
     @property
     def source(self) -> str:
         """The body's text without comments; MLX hashes it at each call."""
-        return _text(f"bodies/{self.name}.h")
+        folder = f"bodies/{self.only}" if self.only else "bodies"
+        return _text(f"{folder}/{self.name}.h")
 
     def __call__(
         self,
@@ -94,10 +100,12 @@ class Kernel:
         """
         self._check(inputs, template, grid, threadgroup)
         launch = _build(self, target)
+        # On CUDA a built kernel is found by its name and template alone, so types belong there.
+        types = {f"TYPE_{name}": x.dtype for name, x in zip(self.inputs, inputs, strict=True)}
         return list(
             launch(
                 inputs=list(inputs),
-                template=list(template.items()),
+                template=[*template.items(), *types.items()],
                 grid=grid,
                 threadgroup=threadgroup,
                 output_shapes=[shape for shape, _ in outputs],
@@ -133,9 +141,10 @@ class Kernel:
                 raise KernelError(f"kernel {self.name}: {what}")
 
 
-def header(target: GpuTarget) -> str:
-    """What precedes a body on a target: its prelude and the common helpers."""
-    return _text(f"dialect/{target.prelude}") + _text("dialect/common.h")
+def header(target: GpuTarget, only: str = "") -> str:
+    """What precedes a body on a target: its prelude, the common helpers, those it alone has."""
+    text = _text(f"dialect/{target.prelude}") + _text("dialect/common.h")
+    return text + _text(f"dialect/{only}_only.h") if only else text
 
 
 @functools.cache
@@ -164,5 +173,6 @@ def _build(kernel: Kernel, target: GpuTarget) -> Callable[..., Any]:
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=kernel.source,
-        header=header(target),
+        header=header(target, kernel.only),
+        ensure_row_contiguous=not kernel.takes_strides,
     )
