@@ -169,6 +169,10 @@ class GGUFMapping:
     norm_offset: float = 0.0
 
 
+DrafterBuilder = Callable[[Mapping[str, Any], Any], Any]
+"""(configuration, the model drafted for) -> a drafter's module, or None."""
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """What an entry point of the group `turbospark.families` gives.
@@ -178,11 +182,17 @@ class Family:
         build: config.json (normalised, text part) to a model with unset weights; refuses by name
             what the family does not implement.
         gguf: GGUF architecture (`general.architecture`) to its mapping.
+        drafters: "mtp" or "dflash" to what builds the drafter's module, with unset weights, from
+            a configuration and the model it drafts for. "mtp" is given the model's own
+            configuration and answers None where that announces no head; "dflash" is given the
+            drafter checkpoint's. The module's `sanitize` names tensors as a model's does; table
+            and output head are the model's own.
     """
 
     name: str
     build: Callable[[Mapping[str, Any]], CausalModel]
     gguf: Mapping[str, GGUFMapping] = field(default_factory=dict[str, GGUFMapping])
+    drafters: Mapping[str, DrafterBuilder] = field(default_factory=dict[str, DrafterBuilder])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from typing import NamedTuple, Protocol, Self
 
 import mlx.core as mx
 
+from turbospark.errors import ShapeError
+
 
 class RowBlock:
     """Keys and values of some rows: k and v [Hkv, capacity, D], contiguous once evaluated.
@@ -45,6 +47,30 @@ class KVRows(NamedTuple):
     first: int
     boundary: int
     end: int
+
+
+def newest_rows(rows: KVRows, begin: int) -> tuple[mx.array, mx.array]:
+    """Keys and values [Hkv, n, D] of positions begin .. rows.end - 1, in their order.
+
+    Raises:
+        ShapeError: none of these rows is there, or `begin` lies before the oldest one.
+    """
+    if not rows.first <= begin < rows.end:
+        raise ShapeError(
+            f"rows from position {begin} on of a cache that holds {rows.first} to {rows.end - 1}"
+        )
+    pieces: list[tuple[mx.array, mx.array]] = []
+    row, sealed, tail = begin, rows.sealed, rows.tail
+    while sealed is not None and row < rows.boundary:
+        slot = row % sealed.capacity
+        count = min(rows.boundary - row, sealed.capacity - slot)
+        pieces.append((sealed.k[:, slot : slot + count], sealed.v[:, slot : slot + count]))
+        row += count
+    if tail is not None and row < rows.end:
+        part = slice(row - rows.boundary, rows.end - rows.boundary)
+        pieces.append((tail.k[:, part], tail.v[:, part]))
+    keys, values = zip(*pieces, strict=True)
+    return mx.concatenate(list(keys), axis=1), mx.concatenate(list(values), axis=1)
 
 
 class RowStore(Protocol):

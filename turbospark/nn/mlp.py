@@ -15,7 +15,7 @@ class MLP(nn.Module):
     Args:
         dims: of the residual stream, C.
         inner: of the hidden layer.
-        norm: of its input; it belongs to the layer.
+        norm: of its input, if any; it belongs to the layer.
         activation: of the gate.
         bias: every projection has one.
         post_norm: of its output, where a family has one.
@@ -26,7 +26,7 @@ class MLP(nn.Module):
         self,
         dims: int,
         inner: int,
-        norm: RMSNorm,
+        norm: RMSNorm | None,
         *,
         activation: Activation,
         bias: bool = False,
