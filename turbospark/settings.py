@@ -64,10 +64,24 @@ class RunnerConfig:
         low=1,
     )
     ring_slack: int = option(128, "rows a sliding-window cache keeps beyond its window")
-    session_slots: int = option(
-        1, "anonymous conversations kept; more than 1 is not built yet", low=1
+    session_slots: int = option(1, "anonymous conversations kept at a time", low=1)
+    session_bytes: int | None = option(
+        None,
+        "bytes that conversations not in use may keep; by default 2 GiB, or a quarter of the free "
+        "memory where that is less",
     )
-    prefix_reuse: bool = option(True, "continue from the tokens a prompt shares with the last one")
+    prefix_reuse: bool = option(True, "continue from the tokens a prompt shares with earlier ones")
+    draft: str = option(
+        "auto",
+        "what proposes tokens for the model to verify: off, auto, ngram, mtp, dflash, or a "
+        "checkpoint of a smaller model; auto is mtp where the checkpoint carries it",
+    )
+    draft_block: int | None = option(
+        None,
+        "tokens proposed in one round; by default as many as pay off",
+        alias="num_draft_tokens",
+        low=1,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +155,6 @@ class Unbuilt:
 
 
 UNBUILT: Mapping[str, Unbuilt] = {
-    "draft": Unbuilt("speculative decoding", ("auto", "off"), flag="--draft"),
-    "draft_block": Unbuilt("speculative decoding", flag="--draft-block"),
-    "draft_model": Unbuilt("speculative decoding"),
-    "num_draft_tokens": Unbuilt("speculative decoding", (2,)),
     "kv_bits": Unbuilt("a quantized KV cache", flag="--kv-bits"),
     "kv_group_size": Unbuilt("a quantized KV cache", (64,)),
     "quantized_kv_start": Unbuilt("a quantized KV cache", (0, 5000)),
