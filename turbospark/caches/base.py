@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from turbospark.errors import CheckpointError, ContextLengthError, RewindError, ShapeError
 from turbospark.kernels.device import on_cpu
-from turbospark.kernels.kv_rows import KVRows, RowBlock
+from turbospark.kernels.kv_rows import KVRows, RowBlock, newest_rows
 
 TAIL_ROWS = 128
 
@@ -27,6 +27,8 @@ class RowCache(ABC):
     then can a position meet an older one.
     """
 
+    recurrent = False
+    """Whether only a kept state leads back to an earlier position."""
     reach = 0
     """Tokens that a query sees, its own included; 0 is all of them."""
 
@@ -154,18 +156,7 @@ class RowCache(ABC):
         arrays = {"span": mx.array([first, self._offset, self.reach], mx.int64)}
         if self._offset == 0:
             return arrays
-        pieces: list[tuple[mx.array, mx.array]] = []
-        sealed, tail, row = self._sealed, self._tail, first
-        while sealed is not None and row < self._boundary:
-            slot = row % sealed.capacity
-            count = min(self._boundary - row, sealed.capacity - slot)
-            pieces.append((sealed.k[:, slot : slot + count], sealed.v[:, slot : slot + count]))
-            row += count
-        if tail is not None and row < self._offset:
-            begin, end = row - self._boundary, self._offset - self._boundary
-            pieces.append((tail.k[:, begin:end], tail.v[:, begin:end]))
-        for name, parts in zip("kv", zip(*pieces, strict=True), strict=True):
-            arrays[name] = mx.concatenate(list(parts), axis=1)
+        arrays["k"], arrays["v"] = newest_rows(self.rows(), first)
         return arrays
 
     def restore(self, arrays: Mapping[str, mx.array]) -> None:
