@@ -13,7 +13,9 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.protocols import ChunkedPrefillRunner, LogitProducer, Reuse
-from turbospark.runner.sink import Committed, TokenSink, never
+from turbospark.runner.sink import TokenSink, never
+from turbospark.runner.speculative import Drafting
+from turbospark.runner.step import NOTHING_DRAFTED, Step, Stopwatch
 from turbospark.sampling.select import Choice, Chooser
 
 Progress = Callable[[int, int], Any]
@@ -34,21 +36,6 @@ class Prefilled:
     logits: mx.array | None
     reuse: Reuse
     fed: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """One generated token.
-
-    Attributes:
-        committed: what the sink made of it.
-        choice: how it was chosen.
-        seconds: time the loop spent on it; the consumer's own time does not count.
-    """
-
-    committed: Committed
-    choice: Choice
     seconds: float
 
 
@@ -95,7 +82,11 @@ def prefill(
 
 
 def decode(
-    producer: LogitProducer, logits: mx.array, chooser: Chooser, sink: TokenSink
+    producer: LogitProducer,
+    logits: mx.array,
+    chooser: Chooser,
+    sink: TokenSink,
+    drafting: Drafting | None = None,
 ) -> Iterator[Step]:
     """Sample, commit and feed until the sink says why to end.
 
@@ -107,19 +98,27 @@ def decode(
         logits: [V] of the prompt's last token.
         chooser: how tokens are chosen.
         sink: takes them; `sink.history` is what was fed.
+        drafting: makes several tokens of some passes; None is one a pass.
     """
-    producing = 0.0
-    while True:
-        began = time.perf_counter()
-        choice = chooser.choose(logits, sink.history, sink.prompt_tokens)
+    watch = Stopwatch()
+    choice: Choice | None = chooser.choose(logits, sink.history, sink.prompt_tokens)
+    while choice is not None:
         position = len(sink.history)
         committed = sink.commit(choice.token)
-        yield Step(committed, choice, producing + time.perf_counter() - began)
+        drafts = NOTHING_DRAFTED if drafting is None else drafting.statistics
+        yield Step(committed, choice, watch.pause(), drafts=drafts)
         if committed.reason is not None:
             return
-        began = time.perf_counter()
+        watch.resume()
+        began = watch.spent
+        proposals = [] if drafting is None else drafting.propose(choice.token, sink)
+        if drafting is not None and proposals:
+            choice = yield from drafting.round(choice.token, proposals, sink, watch, began)
+            continue
         logits = producer.produce(choice.token, position)
-        producing = time.perf_counter() - began
+        choice = chooser.choose(logits, sink.history, sink.prompt_tokens)
+        if drafting is not None:
+            drafting.policy.note_plain(watch.spent - began)
 
 
 def _chunked(producer: LogitProducer, chunk: int | None) -> ChunkedPrefillRunner | None:

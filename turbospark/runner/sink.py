@@ -89,6 +89,11 @@ class TokenSink:
         self._max_tokens = max_tokens
         self._cancelled = cancelled
 
+    @property
+    def remaining(self) -> int:
+        """Tokens of the budget that are left."""
+        return self._max_tokens - self.generated
+
     def commit(self, token: int) -> Committed:
         """Take one sampled token. After a reason was given, commit nothing more."""
         index = self.generated
