@@ -336,6 +336,8 @@ class Gemma4Model(CausalLM):
         phase: Phase,
         logits: LogitRows = "last",
         taps: Sequence[int] = (),
+        hidden: bool = False,
+        record: bool = False,
     ) -> ForwardOutput:
         self.check_taps(taps)
         h = self.embed(tokens)  # [T, C]
@@ -344,8 +346,9 @@ class Gemma4Model(CausalLM):
             decoder = cast("Gemma4Decoder", self.model)
             given = decoder.layer_inputs(tokens, h, phase)  # [T, L, P]
         kept: dict[int, mx.array] = {}
+        every_row = hidden or any(i >= self.config.first_shared for i in taps)
         for plan, layer in zip(self._plans, self.model.layers, strict=True):
-            if plan.index == self.config.first_shared and not any(i >= plan.index for i in taps):
+            if plan.index == self.config.first_shared and not every_row:
                 # These layers write no rows, so only rows that need logits go through them.
                 if logits == "none":
                     break
@@ -355,7 +358,7 @@ class Gemma4Model(CausalLM):
             h = cast("mx.array", layer(h, own, caches[plan.source], phase))
             if plan.index in taps:
                 kept[plan.index] = h
-        return self.finish(h, logits, phase, kept)
+        return self.finish(h, logits, phase, kept, hidden=hidden)
 
 
 def renamed(name: str, value: Any) -> dict[str, Any]:

@@ -27,6 +27,15 @@ _QWEN = _LLAMA | {
     "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
     "tie_word_embeddings": True,
 }  # fmt: skip
+_QWEN3_5 = _LLAMA | {
+    "num_hidden_layers": 4, "full_attention_interval": 3, "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6, "linear_key_head_dim": 7, "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 4, "partial_rotary_factor": 0.6,
+}  # fmt: skip
+_QWEN3_5_MOE = _QWEN3_5 | {
+    "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 11,
+    "shared_expert_intermediate_size": 13, "tie_word_embeddings": True,
+}  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
     "gemma3": _GEMMA3,
@@ -37,6 +46,10 @@ TINY: dict[str, dict[str, Any]] = {
     "mistral": _LLAMA | {"sliding_window": WINDOW},
     "qwen2": _QWEN,
     "qwen3": _QWEN,
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": _QWEN3_5_MOE,
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_5_text": _QWEN3_5,
 }
 
 

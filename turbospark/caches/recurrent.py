@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Self, cast
 
 import mlx.core as mx
 
@@ -133,7 +133,7 @@ class RecurrentCache:
         given = arrays.get("offset")
         if given is None or given.shape != (1,) or given.dtype != mx.int64:
             raise CheckpointError(f"{self!r} is given arrays {sorted(arrays)} of another cache")
-        offset = int(given.item())  # host memory: one number
+        (offset,) = cast("list[int]", given.tolist())  # host memory: one number
         if not 0 <= offset <= self.max_context:
             raise CheckpointError(
                 f"{self!r} cannot stand at {offset} tokens; load with max_context={offset} or more"

@@ -8,13 +8,15 @@ import mlx.core as mx
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    DeltaGeometry,
+    DeltaNet,
     Embed,
     HeadGeometry,
     Project,
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, Norm, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
 
 
 class ReferenceKernels:
@@ -64,6 +66,9 @@ class ReferenceKernels:
         post_norm: Norm | None,
         residual: bool,
     ) -> Transform | None:
+        return None
+
+    def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return None
 
     def output_head(

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from turbospark.kernels.weights import Activation, Norm, Weight
-from turbospark.protocols import Phase
+from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
+from turbospark.protocols import Phase, RowInputs
 
 Embed = Callable[[mx.array], mx.array]
 """tokens [T] int32 -> rows [T, C]."""
@@ -28,6 +28,32 @@ Transform = Callable[[mx.array, Phase], mx.array]
 """h [T, C] -> [T, C], or [R, C] -> [R, V]."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaInputs:
+    """What a delta-net step is fed: projections of T rows.
+
+    Attributes:
+        qkv: [T, channels], queries, keys and values of all heads before the convolution.
+        z: [T, Hv * Dv], the gate of the output.
+        b: [T, Hv], how strongly a row is written.
+        a: [T, Hv], how much of the state is forgotten.
+    """
+
+    qkv: mx.array
+    z: mx.array
+    b: mx.array
+    a: mx.array
+
+
+DeltaState = tuple[mx.array, ...]
+"""Of a delta-net layer: the last taps - 1 rows of `qkv` [taps - 1, channels] and the fast weights
+[Hv, Dv, Dk], both float32."""
+DeltaNet = Callable[
+    [DeltaInputs, DeltaState, Phase, bool], tuple[mx.array, DeltaState, RowInputs | None]
+]
+"""inputs, state, phase, whether to record -> [T, Hv * Dv], a new state, the row inputs if so."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeadGeometry:
     """Sizes of one attention layer: query heads, key/value heads, head dimension."""
@@ -35,6 +61,40 @@ class HeadGeometry:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaGeometry:
+    """Sizes of one delta-net layer: key and value heads, their dimensions, taps of the filter.
+
+    Key head j // (Hv / Hk) serves value head j.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+
+    @property
+    def keys(self) -> int:
+        """Numbers of all key heads in one row."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Numbers of all value heads in one row."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers in one row of queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    def zero_state(self) -> DeltaState:
+        """The state of position 0."""
+        weights = (self.num_value_heads, self.value_dim, self.key_dim)
+        return mx.zeros((self.taps - 1, self.channels)), mx.zeros(weights)
 
 
 class KernelSet(Protocol):
@@ -94,6 +154,10 @@ class KernelSet(Protocol):
         residual: bool,
     ) -> Transform | None:
         """Compute h + post_norm(down(act(gate y) * up y)), y = norm(h); `h +` if `residual`."""
+        ...
+
+    def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
+        """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
         ...
 
     def output_head(

@@ -72,4 +72,21 @@ class Norm:
     eps: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaWeights:
+    """What a delta-net layer holds beside its projections.
+
+    Attributes:
+        conv: [channels, taps, 1], the causal filter of each channel; the last tap is the row's own.
+        log_rate: [Hv], the logarithm of the rate at which a head forgets ("A_log").
+        dt_bias: [Hv], added to `a` before the softplus.
+        norm: of each value head's output.
+    """
+
+    conv: mx.array
+    log_rate: mx.array
+    dt_bias: mx.array
+    norm: Norm
+
+
 Activation = Literal["silu", "gelu_tanh"]

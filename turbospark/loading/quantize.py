@@ -33,7 +33,7 @@ QUANTIZATIONS = {
 """Every spelling of the option `quantize`."""
 
 CAREFUL_BITS = 8
-_ROUTERS = ("gate", "router", "router.proj")
+_ROUTERS = ("gate", "router", "router.proj", "shared_expert_gate")
 
 
 def parse_quantize(value: str | None) -> Quantization | None:

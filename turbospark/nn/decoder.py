@@ -1,6 +1,6 @@
 """What the models of all families are around their layers: table, final norm, head, taps."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -9,10 +9,11 @@ import mlx.nn as nn
 from turbospark.caches.kv import KVCache
 from turbospark.caches.ring import RingCache
 from turbospark.errors import OptionError
+from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import HeadGeometry
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
 from turbospark.nn.projections import OutputHead, TokenEmbedding
-from turbospark.protocols import ForwardOutput, LogitRows, Phase
+from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
 
 Cache = KVCache | RingCache
 Layer = Callable[[mx.array, Cache, Phase], mx.array]
@@ -95,8 +96,12 @@ class CausalLM(nn.Module):
         phase: Phase,
         logits: LogitRows = "last",
         taps: Sequence[int] = (),
+        hidden: bool = False,
+        record: bool = False,
     ) -> ForwardOutput:
         """Feed tokens [T] at the caches' offset; the caches advance by T.
+
+        No layer of this kind is recurrent, so there are no row inputs to record.
 
         Raises:
             OptionError: a tap names no layer; no cache has moved.
@@ -108,7 +113,7 @@ class CausalLM(nn.Module):
             h = layer(h, cache, phase)
             if i in taps:
                 kept[i] = h
-        return self.finish(h, logits, phase, kept)
+        return self.finish(h, logits, phase, kept, hidden=hidden)
 
     def check_taps(self, taps: Sequence[int]) -> None:
         """Refuse taps that name no layer.
@@ -123,12 +128,28 @@ class CausalLM(nn.Module):
                 )
 
     def finish(
-        self, h: mx.array, rows: LogitRows, phase: Phase, taps: dict[int, mx.array]
+        self,
+        h: mx.array,
+        rows: LogitRows,
+        phase: Phase,
+        taps: Mapping[int, mx.array],
+        *,
+        hidden: bool = False,
+        row_inputs: Mapping[int, RowInputs] | None = None,
     ) -> ForwardOutput:
-        """Apply the output head to the rows of h [T, C] that are wanted."""
-        if rows == "none":
-            return ForwardOutput(None, taps)
-        return ForwardOutput(self.head(h[-1:] if rows == "last" else h, phase), taps)
+        """Apply the output head to the rows of h [T, C] that are wanted.
+
+        Args:
+            h: the stream after the last layer.
+            rows: whose logits are wanted.
+            phase: prefill or decode.
+            taps: the stream after the layers asked for.
+            hidden: whether the final norm of every row is wanted.
+            row_inputs: what recurrent layers noted.
+        """
+        normed = rms_norm_reference(h, self.model.norm.value) if hidden else None
+        logits = None if rows == "none" else self.head(h[-1:] if rows == "last" else h, phase)
+        return ForwardOutput(logits, taps, normed, row_inputs or {})
 
 
 def layer_caches(

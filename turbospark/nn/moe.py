@@ -1,5 +1,6 @@
 """Routed experts: a router picks a few gated MLPs for every row."""
 
+from dataclasses import dataclass
 from typing import Any, cast
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import KernelSet
 from turbospark.kernels.weights import Activation, QuantizedWeight, Weight
 from turbospark.nn.linear import Linear, Matrix, RMSNorm
+from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections
 from turbospark.nn.unit import Unit
 from turbospark.protocols import Phase
@@ -42,38 +44,64 @@ class Router(nn.Module):
         return cast("mx.array | None", cast(Any, self).get("per_expert_scale"))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainRouter:
+    """A router that is a matrix [E, C] of the layer and nothing else."""
+
+    norm: RMSNorm
+    proj: Linear
+    expert_scale: None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpert:
+    """A gated MLP that sees every row, times the sigmoid of one score of the row.
+
+    Attributes:
+        mlp: without a residual; its norm is the router's.
+        gate: [1, C].
+    """
+
+    mlp: MLP
+    gate: Linear
+
+
 class RoutedExperts(Unit):
     """post_norm(sum of w_r * expert_r(norm(h)) over the k experts that the router ranks first).
 
     The weights are the softmax over all experts, cut to the k largest, divided by their sum, and
     then multiplied by the experts' own scales. The sum runs in rank order; of equal scores the
-    lower expert ranks first.
+    lower expert ranks first. A shared expert is added to the sum.
     """
 
     def __init__(
         self,
-        router: Router,
+        router: Router | PlainRouter,
         experts: Experts,
         *,
         top_k: int,
         activation: Activation,
         norm: RMSNorm,
         post_norm: RMSNorm | None = None,
+        shared: SharedExpert | None = None,
     ) -> None:
         self._router, self._experts, self._top_k = router, experts, top_k
         self._activation: Activation = activation
-        self._norm, self._post_norm = norm, post_norm
-        self._scores = NormedProjections(router.norm, [router.proj])
+        self._norm, self._post_norm, self._shared = norm, post_norm, shared
+        gates = [] if shared is None else [shared.gate]
+        self._scores = NormedProjections(router.norm, [router.proj, *gates])
 
     def bind(self, kernels: KernelSet) -> None:
         self._scores.bind(kernels)
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Rows h [T, C] -> [T, C], to be added to h."""
-        (scores,) = self._scores(h, phase)  # [T, E]
+        scores, *gates = self._scores(h, phase)  # [T, E], and [T, 1] of a shared expert
         ids, weights = route_reference(scores, self._top_k, self._router.expert_scale)
         y = rms_norm_reference(h, self._norm.value)
         out = self._mix(y, ids, weights)
+        if self._shared is not None:
+            out = out + mx.sigmoid(gates[0]) * self._shared.mlp(h, phase)
         post_norm = self._post_norm
         return out if post_norm is None else rms_norm_reference(out, post_norm.value)
 

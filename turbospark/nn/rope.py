@@ -50,6 +50,7 @@ def read_rope(
     theta: float = 10_000.0,
     flat_keys: tuple[str, ...] = ("rope_theta", "rope_scaling"),
     absent: Mapping[str, Any] | None = None,
+    share: float | None = None,
 ) -> Rope:
     """The rotary embedding of a layer.
 
@@ -61,6 +62,7 @@ def read_rope(
         theta: the base where config.json has none.
         flat_keys: where older files keep the base and, if the layer has any, the scaling.
         absent: the parameters where config.json describes no rotary embedding at all.
+        share: of a head that rotates where config.json does not say; None where all of it does.
 
     Raises:
         ConfigError: the two spellings disagree, or a value is missing or malformed.
@@ -68,13 +70,26 @@ def read_rope(
     """
     parameters = _merged(_nested(raw, layer_type), _flat(raw, flat_keys))
     parameters = {"rope_theta": theta, **(parameters or absent or {})}
+    if share is not None:
+        parameters = _merged(parameters, _given(raw, "partial_rotary_factor"))
+        share = parameters.pop("partial_rotary_factor", share)
+        share = read_value("config.json: partial_rotary_factor", share, _Share)
     kind = read_value("config.json: rope_type", parameters.pop("rope_type", "default"), str)
     if kind not in _KEYS:
         raise UnsupportedError(
             f"config.json: RoPE kind {kind!r} is not implemented; known: {', '.join(_KEYS)}"
         )
     base = read_value("config.json: rope_theta", parameters.pop("rope_theta"), _Base)
-    return Rope.build(kind, base, head_dim, **_checked(kind, parameters, max_position))
+    checked = _checked(kind, parameters, max_position)
+    if share is None:
+        return Rope.build(kind, base, head_dim, **checked)
+    dims = int(head_dim * share)
+    if dims < 2 or dims % 2:
+        raise ConfigError(
+            f"config.json: partial_rotary_factor={share} of a head of {head_dim} is {dims} "
+            "dimensions, which are no pairs"
+        )
+    return Rope.build(kind, base, head_dim, partial_rotary_factor=share, **checked)
 
 
 def _nested(raw: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
@@ -95,6 +110,11 @@ def _flat(raw: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
         found.update(_one_kind(_object(raw, key)))
     theta = raw.get(keys[0])
     return found if theta is None else _merged(found, {"rope_theta": theta})
+
+
+def _given(raw: Mapping[str, Any], key: str) -> dict[str, Any]:
+    value = raw.get(key)
+    return {} if value is None else {key: value}
 
 
 def _object(raw: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Renaming and regrouping checkpoint tensors, dense or quantized."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -60,16 +60,70 @@ def split_rows(name: str, weight: Weight, parts: int = 2) -> list[Weight]:
 
 def rows_of(weight: Weight, start: int, end: int) -> Weight:
     """Rows [start, end) of a matrix [..., N, K]."""
+    return _by_parts([weight], lambda parts: mx.contiguous(parts[0][..., start:end, :]))
 
-    def cut(part: mx.array) -> mx.array:
-        return mx.contiguous(part[..., start:end, :])
 
+def split_heads(name: str, weight: Weight, num_heads: int) -> list[Weight]:
+    """Cut a matrix [N, K] whose rows are pairs of equal blocks, one pair a head, into two.
+
+    Args:
+        name: the tensor, for the message.
+        weight: dense or quantized.
+        num_heads: number of pairs.
+
+    Returns:
+        The first blocks of all pairs [N / 2, K], and the second ones.
+
+    Raises:
+        CheckpointError: the rows do not divide.
+    """
+    rows = weight.shape[0]
+    if rows % (2 * num_heads):
+        raise CheckpointError(f"{name} has {rows} rows, which are not two blocks for each head")
+
+    def side(index: int) -> Weight:
+        def cut(parts: list[mx.array]) -> mx.array:
+            pairs = parts[0].reshape(num_heads, 2, -1, parts[0].shape[-1])
+            return mx.contiguous(pairs[:, index].reshape(rows // 2, -1))
+
+        return _by_parts([weight], cut)
+
+    return [side(0), side(1)]
+
+
+def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
+    """Matrices [N, K] of one shape and layout as one [E, N, K].
+
+    Args:
+        name: the tensor, for the message.
+        weights: all dense, or all quantized alike.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    if len({_layout(weight) for weight in weights}) > 1:
+        raise CheckpointError(f"the matrices of {name} differ in shape or layout from each other")
+    return _by_parts(weights, mx.stack)
+
+
+def _layout(weight: Weight) -> tuple[Any, ...]:
     if not isinstance(weight, QuantizedWeight):
-        return cut(weight)
+        return weight.shape, weight.dtype
+    dtype = weight.scales.dtype
+    return weight.shape, dtype, weight.bits, weight.group_size, weight.zero, weight.mode
+
+
+def _by_parts(weights: Sequence[Weight], join: Callable[[list[mx.array]], mx.array]) -> Weight:
+    """Make one weight of several of one layout: each of its arrays from theirs."""
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if not quantized:
+        return join([weight for weight in weights if not isinstance(weight, QuantizedWeight)])
+    weight = quantized[0]
+    biases = [item.biases for item in quantized if item.biases is not None]
     return QuantizedWeight(
-        cut(weight.codes),
-        cut(weight.scales),
-        None if weight.biases is None else cut(weight.biases),
+        join([item.codes for item in quantized]),
+        join([item.scales for item in quantized]),
+        join(biases) if biases else None,
         bits=weight.bits,
         group_size=weight.group_size,
         zero=weight.zero,

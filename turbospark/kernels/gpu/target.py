@@ -15,13 +15,15 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    DeltaGeometry,
+    DeltaNet,
     Embed,
     HeadGeometry,
     Project,
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
@@ -74,6 +76,10 @@ class GpuKernels:
         rope: Any,
     ) -> Rotate | None:
         """None: heads are rotated by MLX."""
+        return None
+
+    def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
+        """None: recurrent layers run MLX's operations."""
         return None
 
     def normed_projections(

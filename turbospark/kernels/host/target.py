@@ -12,13 +12,15 @@ from turbospark.kernels.host.products import Products, is_supported
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    DeltaGeometry,
+    DeltaNet,
     Embed,
     HeadGeometry,
     Project,
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, Norm, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
 from turbospark.settings import KernelPolicy
 
 
@@ -89,6 +91,9 @@ class HostKernels:
             return None
         norms = (norm, post_norm)
         return Gated(self._host, self._products, norms, weights, biases, activation, residual)
+
+    def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
+        return None
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None

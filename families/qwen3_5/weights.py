@@ -1,0 +1,99 @@
+"""Checkpoint names of the qwen3_5 family, raw or converted, as the model's own."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from families.qwen3_5.config import Qwen3_5Config, Qwen3_5MoeConfig
+from turbospark.kernels.weights import Weight
+from turbospark.nn.weights import split_heads, split_rows, stack_matrices, text_weights
+
+BESIDE_TEXT = ("vision_tower", "visual", "mtp")
+OFFSET_NORMS = (
+    "input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight",
+)  # fmt: skip
+_EXPERT = re.compile(r"(?P<stem>.+\.mlp)\.experts\.(?P<index>\d+)\.(?P<leaf>\w+_proj)\.weight")
+
+
+def is_raw(weights: Mapping[str, Any]) -> bool:
+    """Whether a trunk's tensors are as trained: norms are stored as weight - 1.
+
+    Converters add the 1 and turn the filters at the same time, so the filters tell.
+    """
+    return any(
+        name.endswith("conv1d.weight") and value.shape[-1] != 1 for name, value in weights.items()
+    )
+
+
+def trunk_weights(config: Qwen3_5Config, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The trunk's tensors under the model's names; idempotent.
+
+    Left out: the vision tower, and the layers that predict further tokens (`mtp`).
+    """
+    raw = is_raw(weights)
+    text = text_weights(weights, BESIDE_TEXT, tied=config.tie_word_embeddings)
+    found: dict[str, Any] = {}
+    for name, value in layer_weights(config, text).items():
+        if name.endswith("conv1d.weight") and value.shape[-1] != 1:
+            value = value.swapaxes(-1, -2)  # [channels, 1, taps] as trained
+        elif raw and (name.endswith(OFFSET_NORMS) or name == "model.norm.weight"):
+            value = with_offset(value)
+        found[name] = value
+    return found
+
+
+def with_offset(norm: mx.array) -> mx.array:
+    """A norm's factors from what was trained: 1 + weight, in float32."""
+    return norm.astype(mx.float32) + 1
+
+
+def layer_weights(config: Qwen3_5Config, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Queries apart from their gates, and the experts of a layer stacked; idempotent."""
+    found: dict[str, Any] = {}
+    for name, value in weights.items():
+        if name.endswith("self_attn.q_proj.weight") and _holds_gate(config, value):
+            q, gate = split_heads(name, value, config.num_attention_heads)
+            found[name] = q
+            found[name.replace("q_proj", "gate_proj")] = gate
+        elif ".mlp." in name:
+            found.update(_expert(name, value))
+        else:
+            found[name] = value
+    if isinstance(config, Qwen3_5MoeConfig):
+        return _stacked(found, config.num_experts)
+    return found
+
+
+def _holds_gate(config: Qwen3_5Config, q: Weight) -> bool:
+    return q.shape[0] == 2 * config.num_attention_heads * config.head_dim
+
+
+def _expert(name: str, value: Any) -> dict[str, Any]:
+    """A tensor of a layer's experts under this model's name; others as they are."""
+    name = name.replace(".mlp.switch_mlp.", ".mlp.experts.")
+    head, marker, leaf = name.rpartition(".mlp.experts.")
+    leaf = leaf.removesuffix(".weight")
+    if not marker or "." in leaf:
+        return {name: value}
+    if leaf == "gate_up_proj":
+        gate, up = split_rows(name, value)
+        stem = f"{head}{marker}"
+        return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+    return {f"{head}{marker}{leaf}.weight": value}
+
+
+def _stacked(weights: dict[str, Any], num_experts: int) -> dict[str, Any]:
+    """Matrices that stand alone for every expert, joined where the set is complete."""
+    alone: dict[str, dict[int, str]] = {}
+    for name in weights:
+        match = _EXPERT.fullmatch(name)
+        if match:
+            stem = f"{match['stem']}.experts.{match['leaf']}.weight"
+            alone.setdefault(stem, {})[int(match["index"])] = name
+    for stem, names in alone.items():
+        if sorted(names) == list(range(num_experts)):
+            parts = [weights.pop(names[index]) for index in range(num_experts)]
+            weights[stem] = stack_matrices(stem, parts)
+    return weights
