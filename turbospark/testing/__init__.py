@@ -1,24 +1,48 @@
-"""Fakes that speak turbospark's protocols, for your tests and ours; no weights, no downloads."""
+"""Fakes that speak turbospark's protocols, for your tests and ours; no weights, no downloads.
 
+A generation without weights is a `ScriptedModel` behind a runner; with a drafter::
+
+    model = ScriptedModel(recurrent=1)  # its logits depend on every token before
+    drafter = ScriptedDrafter(model.logits_of, "alternating")
+    runner = ...  # a Runner over both
+
+The model raises where caches or recurrent states have come apart from the tokens fed. The drafter
+raises where a step is off its cursor, where rows are skipped or given twice, and where a row is
+not that of its token; `drafter.rows_of(ids)` is what a fully primed one has written, to be held
+against `runner.session.drafter_state.rows`.
+
+Loops can be tested without a runner too: `ScriptedProducer` takes one token a time,
+`ScriptedSpeculator` also takes chunks, drafts, verifies and rolls back. Both raise AssertionError
+off the cursor; `furthest` is their high-water mark, which a context must bound.
+"""
+
+from turbospark.testing.caches import ScriptedCache, ScriptedRows, scripted_recurrent_cache
 from turbospark.testing.checkpoint import write_tiny_checkpoint
+from turbospark.testing.drafters import ScriptedDrafter, ScriptedDrafterState
 from turbospark.testing.engine import scripted_engine
 from turbospark.testing.models import (
-    ScriptedCache,
     ScriptedModel,
-    ScriptedProducer,
+    fingerprints,
     hashed_logits,
     scripted_logits,
 )
+from turbospark.testing.producers import ScriptedProducer, ScriptedSpeculator
 from turbospark.testing.text import ByteDetokenizer, ByteTokenizer
 
 __all__ = [
     "ByteDetokenizer",
     "ByteTokenizer",
     "ScriptedCache",
+    "ScriptedDrafter",
+    "ScriptedDrafterState",
     "ScriptedModel",
     "ScriptedProducer",
+    "ScriptedRows",
+    "ScriptedSpeculator",
+    "fingerprints",
     "hashed_logits",
     "scripted_engine",
     "scripted_logits",
+    "scripted_recurrent_cache",
     "write_tiny_checkpoint",
 ]

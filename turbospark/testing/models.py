@@ -1,7 +1,7 @@
-"""A model and a producer that follow a script.
+"""A model that follows a script.
 
 `ScriptedModel` computes nothing and remembers everything: its logits depend on every token its
-caches hold, so any slip in what is fed, kept or taken back changes the text.
+caches hold, so any slip in what is fed, kept or taken back changes the text or raises.
 """
 
 import zlib
@@ -12,8 +12,14 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from turbospark.errors import RewindError
-from turbospark.protocols import ForwardOutput, LogitRows, Phase, Reuse
+from turbospark.protocols import ForwardOutput, LogitRows, Phase
+from turbospark.testing.caches import (
+    ScriptedCache,
+    ScriptedRows,
+    checksum,
+    folded,
+    scripted_recurrent_cache,
+)
 
 LogitsOf = Callable[[Sequence[int]], NDArray[Any]]
 """Every token so far -> the logits [V] that follow them."""
@@ -40,56 +46,31 @@ def scripted_logits(vocab_size: int, script: Sequence[int], prompt_tokens: int) 
     return logits
 
 
-class ScriptedCache:
-    """Remembers ids instead of rows.
-
-    Args:
-        reach: how many tokens `rewind` can take back; None is all of them.
-    """
-
-    def __init__(self, reach: int | None = None) -> None:
-        self.ids: list[int] = []
-        self.rewinds: list[int] = []
-        self._reach = reach
-
-    @property
-    def offset(self) -> int:
-        """Tokens fed so far."""
-        return len(self.ids)
-
-    @property
-    def nbytes(self) -> int:
-        """Four bytes an id."""
-        return 4 * len(self.ids)
-
-    def max_rewind(self) -> int:
-        """How many tokens `rewind` can take back."""
-        return self.offset if self._reach is None else min(self._reach, self.offset)
-
-    def rewind(self, count: int) -> None:
-        """Take back exactly `count` tokens."""
-        if not 0 <= count <= self.max_rewind():
-            raise RewindError(f"a scripted cache of {self.offset} tokens cannot rewind by {count}")
-        self.rewinds.append(count)
-        del self.ids[self.offset - count :]
-
-    def fork(self) -> "ScriptedCache":
-        """An independent copy."""
-        twin = ScriptedCache(self._reach)
-        twin.ids = list(self.ids)
-        return twin
+def fingerprints(ids: Sequence[int], start: int = 0) -> NDArray[Any]:
+    """Rows [T, 3] float32 that only these ids have: 24 bits of a checksum, position, token."""
+    rows = np.empty((len(ids) - start, 3), dtype=np.float32)
+    raw = np.asarray(ids, dtype=np.int32)
+    for index in range(start, len(ids)):
+        rows[index - start] = zlib.crc32(raw[: index + 1].tobytes()) & 0xFFFFFF, index, ids[index]
+    return rows
 
 
 class ScriptedModel:
-    """A model without weights.
+    """A model without weights. It refuses caches that have come apart.
 
     Args:
-        logits_of: the logits after a text.
+        logits_of: the logits after a text; `hashed_logits` by default.
         vocab_size: ids it takes.
         reach: of its second cache, which plays a ring; the first can always go back.
-        fail_on: raise when this token is fed.
+        recurrent: how many recurrent caches follow them.
+        fail_on: raise when this token is fed; the caches have advanced by then.
         poison: a token that makes layer `bad_layer` and all after it non-finite.
         bad_layer: see `poison`; `num_layers` spoils the logits alone.
+
+    Attributes:
+        calls: (phase, tokens, which logits) of every pass.
+        takes_chunks: whether it serves passes of many prompt tokens; may be set.
+        records_rows: whether its recurrent layers can be cut short after a pass; may be set.
     """
 
     num_layers = 5
@@ -101,6 +82,7 @@ class ScriptedModel:
         *,
         vocab_size: int = 259,
         reach: int | None = None,
+        recurrent: int = 0,
         fail_on: int | None = None,
         poison: int | None = None,
         bad_layer: int = 3,
@@ -109,13 +91,17 @@ class ScriptedModel:
         self.calls: list[tuple[Phase, int, LogitRows]] = []
         self.fail_on = fail_on
         self.poison = poison
-        self._logits_of = logits_of or hashed_logits(vocab_size)
+        self.takes_chunks = True
+        self.records_rows = True
+        self.logits_of = logits_of or hashed_logits(vocab_size)
         self._reach = reach
+        self._recurrent = recurrent
         self._bad_layer = bad_layer
 
-    def make_caches(self, max_context: int, slack: int) -> list[ScriptedCache]:
-        """Two caches: one that goes back all the way, one only as far as `reach`."""
-        return [ScriptedCache(), ScriptedCache(self._reach)]
+    def make_caches(self, max_context: int, slack: int) -> list[Any]:
+        """One cache that goes back all the way, one as far as `reach`, then the recurrent ones."""
+        recurrent = (scripted_recurrent_cache(max_context) for _ in range(self._recurrent))
+        return [ScriptedCache(), ScriptedCache(self._reach), *recurrent]
 
     def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """There is nothing to rename."""
@@ -129,73 +115,53 @@ class ScriptedModel:
         phase: Phase,
         logits: LogitRows = "last",
         taps: Sequence[int] = (),
+        hidden: bool = False,
+        record: bool = False,
     ) -> ForwardOutput:
         """Append tokens to the caches and look the logits up."""
         fed = [int(token) for token in np.asarray(tokens)]
         self.calls.append((phase, len(fed), logits))
         before = list(caches[0].ids)
-        for cache in caches:
-            if cache.ids != before:
-                raise AssertionError("the caches have come apart")
-            cache.ids.extend(fed)
+        row_inputs = self._advance(caches, before, fed)
         if self.fail_on in fed:
             raise RuntimeError(f"token {self.fail_on} was scripted to fail")
         count = {"none": 0, "last": 1, "all": len(fed)}[logits]
-        ends = range(len(before) + len(fed) - count, len(before) + len(fed))
         everything = [*before, *fed]
+        ends = range(len(everything) - count, len(everything))
         rows = [self._row(everything[: end + 1]) for end in ends]
-        residuals = {layer: self._residual(everything, len(fed), layer) for layer in taps}
-        if not rows:
-            return ForwardOutput(None, residuals)
-        return ForwardOutput(mx.array(np.array(rows, dtype=np.float32)), residuals)
+        return ForwardOutput(
+            mx.array(np.array(rows, dtype=np.float32)) if rows else None,
+            {layer: self._residual(everything, len(before), layer) for layer in taps},
+            mx.array(fingerprints(everything, len(before))) if hidden else None,
+            row_inputs if record and self.records_rows else {},
+        )
+
+    def _advance(
+        self, caches: Sequence[Any], before: Sequence[int], fed: Sequence[int]
+    ) -> dict[int, ScriptedRows]:
+        noted: dict[int, ScriptedRows] = {}
+        (now,) = folded(0, before)
+        for index, cache in enumerate(caches):
+            if cache.offset != len(before):
+                raise AssertionError("the caches have come apart")
+            if not cache.recurrent:
+                if cache.ids != before:
+                    raise AssertionError("the caches have come apart")
+                cache.extend(fed)
+                continue
+            held = checksum(cache)
+            if held != int(np.asarray(now)[0]):
+                raise AssertionError("a recurrent state is not that of the tokens before it")
+            noted[index] = ScriptedRows(held, fed)
+            cache.advance(len(fed), folded(held, fed))
+        return noted
 
     def _row(self, ids: Sequence[int]) -> NDArray[Any]:
         spoilt = self.poison is not None and self.poison in ids
-        return np.full(self.vocab_size, np.nan) if spoilt else self._logits_of(ids)
+        return np.full(self.vocab_size, np.nan) if spoilt else self.logits_of(ids)
 
-    def _residual(self, ids: Sequence[int], count: int, layer: int) -> mx.array:
-        rows = np.ones((len(ids), 3), dtype=np.float32)
+    def _residual(self, ids: Sequence[int], start: int, layer: int) -> mx.array:
+        rows = fingerprints(ids, start)
         if self.poison in ids and layer >= self._bad_layer:
-            rows[list(ids).index(self.poison or 0) :] = np.inf
-        return mx.array(rows[len(ids) - count :])
-
-
-class ScriptedProducer:
-    """A producer without chunks that polices its own cursor.
-
-    Args:
-        logits_of: the logits after a text.
-        overclaim: `try_reuse_prefix` then claims this many tokens, whatever the prompt.
-    """
-
-    def __init__(self, logits_of: LogitsOf, overclaim: int = 0) -> None:
-        self.fed: list[int] = []
-        self.calls: list[str] = []
-        self._logits_of = logits_of
-        self._overclaim = overclaim
-
-    def reset(self) -> None:
-        """Start at position 0."""
-        self.calls.append("reset")
-        self.fed = []
-
-    def try_reuse_prefix(self, prompt: Sequence[int]) -> Reuse:
-        """Claim what was scripted; the ids behind it are the prompt's own."""
-        claimed = min(self._overclaim, len(prompt) - 1)
-        self.fed = list(prompt[:claimed])
-        return Reuse(self._overclaim, "scripted")
-
-    def produce_prefill(self, token: int, position: int) -> None:
-        """Take one prompt token."""
-        self._take("produce_prefill", token, position)
-
-    def produce(self, token: int, position: int) -> mx.array:
-        """Take one token and look the logits up."""
-        self._take("produce", token, position)
-        return mx.array(self._logits_of(self.fed).astype(np.float32))
-
-    def _take(self, call: str, token: int, position: int) -> None:
-        if position != len(self.fed):
-            raise AssertionError(f"{call} at {position}, cursor at {len(self.fed)}")
-        self.calls.append(call)
-        self.fed.append(token)
+            rows[max(list(ids).index(self.poison or 0) - start, 0) :] = np.inf
+        return mx.array(rows)
