@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from turbospark.kernels.host.attention import Attention, RotatedHeads
 from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
+from turbospark.kernels.host.delta_net import DeltaStep
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
 from turbospark.kernels.target import (
@@ -93,7 +94,7 @@ class HostKernels:
         return Gated(self._host, self._products, norms, weights, biases, activation, residual)
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
-        return None
+        return DeltaStep(self._host, heads, weights)
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
