@@ -1,0 +1,356 @@
+"""Speculative rounds over scripted producers: the text is plain decoding's, and so is the state."""
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from runner.drafting import KINDS, PROMPT, VOCAB, Run, looping, plain, speculator, tokens_of
+
+from turbospark.errors import NonFiniteError, OptionError, ProducerError
+from turbospark.protocols import SpeculativeProducer
+from turbospark.runner.sink import FinishReason
+from turbospark.runner.speculative import round_block
+from turbospark.speculation.adaptive import AdaptiveBlock
+from turbospark.testing import ScriptedSpeculator
+
+BLOCKS = range(1, 9)
+SAMPLED = {"temperature": 0.9, "seed": 4}
+PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
+
+
+def assert_settled(run: Run, given: int, text: list[int]) -> None:
+    """The producer was fed the prompt and every token given but the last."""
+    producer = run.producer
+    assert isinstance(producer, ScriptedSpeculator)
+    expected = [*PROMPT, *text[: max(given - 1, 0)]]
+    assert producer.fed == expected
+    assert producer.recorded == expected
+    assert producer.drafter_cursor in (len(expected), len(expected) - 1)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_is_that_of_plain_decoding(kind: str, block: int) -> None:
+    text = tokens_of(plain())
+    run = Run(speculator(kind), block)
+    assert run.tokens() == text
+    assert_settled(run, len(text), text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_text_of_a_model_that_never_repeats_is_the_same_too(kind: str) -> None:
+    def hashed(ids: Any) -> Any:
+        return looping([sum(ids), len(ids)])
+
+    text = tokens_of(plain(hashed))
+    for block in BLOCKS:
+        assert Run(speculator(kind, hashed), block).tokens() == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_near_the_end_of_the_budget_no_row_is_verified_that_could_not_be_kept(kind: str) -> None:
+    text = tokens_of(plain())
+    for budget in range(1, 12):
+        for block in (1, 2, 3, 8):
+            run = Run(speculator(kind), block, tokens=budget)
+            assert run.tokens() == text[:budget]
+            assert_settled(run, budget, text)
+            assert run.producer.furthest <= len(PROMPT) + budget - 1
+
+
+@pytest.mark.parametrize("kind", ["perfect", "useless", "perfect block", "ngram"])
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_near_the_end_of_the_context_a_round_shrinks_to_what_fits(kind: str, block: int) -> None:
+    room = 14
+    run = Run(speculator(kind), block, tokens=99, context=len(PROMPT) + room)
+    text = [next(run.steps).committed.token for _ in range(room + 1)]
+    assert text == tokens_of(plain(tokens=99))[: room + 1]
+    assert run.producer.furthest == len(PROMPT) + room
+
+
+@pytest.mark.parametrize(
+    ("wish", "remaining", "room", "block"),
+    [(4, 9, 9, 4), (4, 4, 9, 3), (4, 1, 9, 0), (4, 9, 2, 2), (4, 9, 0, 0), (0, 9, 9, 0)],
+)
+def test_a_round_is_as_long_as_wish_budget_and_room_allow(
+    wish: int, remaining: int, room: int, block: int
+) -> None:
+    assert round_block(wish, remaining=remaining, room=room) == block
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_a_stop_token_inside_a_round_ends_it_there(kind: str, block: int) -> None:
+    whole = tokens_of(plain())
+    for stop in dict.fromkeys(whole):
+        run = Run(speculator(kind), block, sink={"stop_ids": [stop]})
+        steps = list(run.steps)
+        text = whole[: whole.index(stop) + 1]
+        assert tokens_of(steps) == text
+        assert steps[-1].committed.reason is FinishReason.STOP_TOKEN
+        assert steps[-1].committed.text == ""
+        assert_settled(run, len(text), text)
+
+
+def letters(ids: Any) -> Any:
+    """The looping model again, its tokens spelt with letters."""
+    row = np.full(VOCAB + 97, -50.0)
+    row[97:] = looping([max(token - 97, 0) for token in ids])
+    return row
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [2, 5])
+def test_a_stop_string_inside_a_round_shows_what_plain_decoding_shows(
+    kind: str, block: int
+) -> None:
+    options: dict[str, Any] = {"vocab": VOCAB + 97}
+    shown = "".join(step.committed.text for step in plain(letters, **options))
+    for at in range(12):
+        for width in (1, 2, 3):
+            sink = {"stops": [shown[at : at + width]]}
+            expected = plain(letters, sink=sink, **options)
+            run = Run(speculator(kind, letters), block, sink=sink, **options)
+            steps = list(run.steps)
+            assert [step.committed for step in steps] == [step.committed for step in expected]
+            assert_settled(run, len(steps), tokens_of(expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [1, 4])
+def test_cancelling_inside_a_round_ends_it_at_that_token(kind: str, block: int) -> None:
+    whole = tokens_of(plain())
+    for after in range(1, 12):
+        polls = iter(range(1, 99))
+        run = Run(speculator(kind), block, sink={"cancelled": lambda: next(polls) == after})  # noqa: B023
+        steps = list(run.steps)
+        assert tokens_of(steps) == whole[:after]
+        assert steps[-1].committed.reason is FinishReason.CANCELLED
+        assert_settled(run, after, whole)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [1, 2, 5, 8])
+def test_closing_at_any_token_leaves_all_fed_but_that_one(kind: str, block: int) -> None:
+    text = tokens_of(plain())
+    for given in range(15):
+        run = Run(speculator(kind), block)
+        assert [next(run.steps).committed.token for _ in range(given)] == text[:given]
+        run.steps.close()  # type: ignore[attr-defined]
+        assert_settled(run, given, text)
+        run.producer.produce(3, len(run.producer.fed))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [1, 3, 8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_k": 3},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        PENALTIES,
+        {"top_k": 9, "top_p": 0.9, "min_p": 0.02, **PENALTIES},
+    ],
+    ids=["alone", "top-k", "top-p", "min-p", "penalties", "all"],
+)
+def test_a_seed_gives_the_very_text_of_plain_decoding(
+    kind: str, block: int, options: dict[str, Any]
+) -> None:
+    run = Run(speculator(kind), block, **SAMPLED, **options)
+    assert run.tokens() == tokens_of(plain(**SAMPLED, **options))
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED, {**SAMPLED, **PENALTIES}])
+def test_all_that_a_drafter_of_the_targets_own_law_proposes_stays(options: Any) -> None:
+    run = Run(speculator("perfect"), 4, tokens=26, **options)
+    steps = list(run.steps)
+    assert [step.from_draft for step in steps] == ([False] + [True] * 4) * 5 + [False]
+    assert steps[-1].drafts.accepted == steps[-1].drafts.drafted == 20
+    assert steps[-1].drafts.accepted_per_position == (5, 5, 5, 5)
+    assert (steps[-1].drafts.rounds, steps[-1].drafts.rollbacks) == (5, 0)
+
+
+@pytest.mark.parametrize("kind", ["useless", "useless block"])
+def test_a_drafter_that_is_always_wrong_costs_rows_and_nothing_else(kind: str) -> None:
+    run = Run(speculator(kind), 3)
+    steps = list(run.steps)
+    assert tokens_of(steps) == tokens_of(plain())
+    assert not any(step.from_draft for step in steps)
+    drafts = steps[-1].drafts
+    assert (drafts.accepted, drafts.accepted_per_position) == (0, (0, 0, 0))
+    assert drafts.rollbacks == drafts.rounds == 21  # the last token needs none, the first has none
+    assert run.producer.calls.count("rollback_retaining") == 21
+
+
+def test_counts_grow_token_by_token_and_tell_places_apart() -> None:
+    run = Run(speculator("alternating block"), 3, tokens=9)
+    seen = [(s.from_draft, s.drafts.drafted, s.drafts.accepted) for s in run.steps]
+    # Even positions are drafted right: the prompt ends at an odd one, 7 is sampled, 8 drafted.
+    assert seen == [
+        (False, 0, 0), (True, 3, 1), (False, 3, 1), (True, 6, 2), (False, 6, 2), (True, 9, 3),
+        (False, 9, 3), (True, 10, 4), (False, 10, 4),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_every_token_carries_the_targets_logits_and_log_probabilities(
+    kind: str, options: Any
+) -> None:
+    bias = {"logit_bias": {3: 2.5, 4: -2.0}}
+    expected = plain(logprobs=4, more=bias, **options)
+    steps = list(Run(speculator(kind), 3, logprobs=4, more=bias, **options).steps)
+    for step, other in zip(steps, expected, strict=True):
+        assert step.choice.logits.tolist() == other.choice.logits.tolist()
+        assert step.choice.logprob == other.choice.logprob
+        assert step.choice.top_logprobs == other.choice.top_logprobs
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_processors_and_biases_rule_the_text_as_in_plain_decoding(kind: str, options: Any) -> None:
+    def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
+        return logits.at[:, tokens[-1:]].add(-100.0)
+
+    more = {"processors": [never_twice], "logit_bias": {2: 1.5}}
+    text = tokens_of(plain(more=more, **options))
+    assert text != tokens_of(plain(**options))
+    assert Run(speculator(kind), 3, more=more, **options).tokens() == text
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED])
+def test_a_perfect_drafter_stays_perfect_under_processors_and_biases(options: Any) -> None:
+    more = {
+        "processors": [lambda tokens, logits: logits.at[:, tokens[-1:]].add(-100.0)],
+        "logit_bias": {2: 1.5},
+    }
+    (*_, last) = Run(speculator("perfect"), 3, more=more, tokens=21, **options).steps
+    assert last.drafts.accepted == last.drafts.drafted == 15
+
+
+@pytest.mark.parametrize("kind", ["perfect block", "alternating block", "ngram"])
+def test_processors_see_each_text_once_where_blocks_are_drafted(kind: str) -> None:
+    def watched(seen: list[list[int]]) -> dict[str, Any]:
+        def processor(tokens: mx.array, logits: mx.array) -> mx.array:
+            seen.append(tokens.tolist())
+            return logits
+
+        return {"processors": [processor]}
+
+    here: list[list[int]] = []
+    there: list[list[int]] = []
+    Run(speculator(kind), 3, more=watched(here)).tokens()
+    plain(more=watched(there))
+    assert here == there
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sampler_of_the_callers_is_asked_once_a_token(kind: str) -> None:
+    def counting() -> Any:
+        calls = iter(range(99))
+        return lambda logprobs: int(mx.argmax(logprobs)) if next(calls) % 5 else 3
+
+    text = tokens_of(plain(more={"sampler": counting()}))
+    assert Run(speculator(kind), 4, more={"sampler": counting()}).tokens() == text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"temperature": 0.7}, {"temperature": 0.7, "seed": 1},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 0.7, "top_k": 5}, {"temperature": 0.7, "min_p": 0.1}, {"logprobs": 3},
+        {"temperature": 1.4, **PENALTIES}, {"more": {"logit_bias": {1: 1.0}}},
+        {"more": {"processors": [lambda _, logits: logits]}}, {"more": {"sampler": lambda _: 1}},
+        {"sink": {"stops": ["never"]}},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["perfect", "perfect block"])
+def test_no_sampling_option_switches_drafting_off(kind: str, options: Any) -> None:
+    (*_, last) = Run(speculator(kind), 2, **options).steps
+    assert last.drafts.drafted > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_that_adapts_changes_no_token(kind: str) -> None:
+    for options in ({}, SAMPLED):
+        policy = AdaptiveBlock(4)
+        text = tokens_of(plain(tokens=60, **options))
+        for _ in range(2):
+            run = Run(speculator(kind), policy, tokens=60, **options)
+            assert run.tokens() == text
+            assert_settled(run, 60, text)
+
+
+def test_times_are_the_loops_own_and_none_is_lost() -> None:
+    run = Run(speculator("alternating"), 3)
+    assert all(step.seconds > 0.0 for step in run.steps)
+
+
+class Scripted(ScriptedSpeculator):
+    """A drafter that goes wrong in a way that is named."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(looping, block_passes=fault in ("outside", "longer"))
+        self.fault = fault
+        self.verified = 0
+
+    def draft_step(self, token: int, position: int) -> mx.array:
+        if self.fault == "first step fails":
+            raise RuntimeError(self.fault)
+        logits = super().draft_step(token, position)
+        if len(self._chain) > 1 and self.fault == "later step fails":
+            raise RuntimeError(self.fault)
+        return {"nan": logits * float("nan"), "wide": mx.zeros(VOCAB + 2)}.get(self.fault, logits)
+
+    def draft_block(self, anchor: int, base: int, block: int) -> list[int]:
+        proposals = super().draft_block(anchor, base, block)
+        return [VOCAB, *proposals[1:]] if self.fault == "outside" else [*proposals, 1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [
+        ("first step fails", RuntimeError, "first step"),
+        ("later step fails", RuntimeError, "later step"),
+        ("nan", NonFiniteError, "the drafter failed: .*position 8 hold NaN"),
+        ("wide", ProducerError, r"shape \(25,\), not \(23,\)"),
+        ("outside", ProducerError, "token 23; ids run from 0 to 22"),
+        ("longer", ProducerError, "4 tokens where 3 may be"),
+    ],
+)
+def test_a_drafter_that_goes_wrong_is_named_and_leaves_the_target_where_it_was(
+    fault: str, kind: type[Exception], message: str
+) -> None:
+    text = tokens_of(plain())
+    run = Run(Scripted(fault), 3)
+    next(run.steps)
+    with pytest.raises(kind, match=message):
+        next(run.steps)
+    assert_settled(run, 1, text)
+
+
+@pytest.mark.parametrize("kind", ["perfect", "perfect block"])
+def test_a_row_that_cannot_be_judged_leaves_the_tokens_before_it_settled(kind: str) -> None:
+    def fail(tokens: mx.array, logits: mx.array) -> Any:
+        return None if tokens.size == len(PROMPT) + 5 and armed else logits
+
+    text, armed = tokens_of(plain()), False
+    run = Run(speculator(kind), 3, more={"processors": [fail]})
+    given = [next(run.steps).committed.token for _ in range(4)]
+    armed = True
+    with pytest.raises(OptionError, match="a logits processor gave NoneType"):
+        given.extend(step.committed.token for step in run.steps)
+    assert given == text[: len(given)]
+    producer = run.producer
+    assert isinstance(producer, ScriptedSpeculator)
+    assert producer.fed == producer.recorded == [*PROMPT, *text][: len(producer.fed)]
+    producer.produce(3, len(producer.fed))
+
+
+def test_the_scripted_speculator_speaks_the_protocol() -> None:
+    assert isinstance(speculator("perfect"), SpeculativeProducer)
