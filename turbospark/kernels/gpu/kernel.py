@@ -29,15 +29,17 @@ class GpuTarget:
         name: metal or cuda (tests have others).
         prelude: the file in dialect/ that spells the dialect there.
         builder: takes the arguments of `mx.fast.metal_kernel` and gives what launches.
+        own: the folder in bodies/ of what only this target runs; empty if it has none.
     """
 
     name: str
     prelude: str
     builder: Builder
+    own: str = ""
 
 
 METAL = GpuTarget("metal", "metal.h", mx.fast.metal_kernel)
-CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel)
+CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel, "cuda")
 
 
 def current_target() -> GpuTarget | None:
@@ -58,8 +60,11 @@ class Kernel:
         inputs: names of the arrays it reads, as in the body.
         outputs: names of the arrays it writes.
         only: the target of a body that no other one has, which lies in bodies/<only>/ and follows
-            dialect/<only>_only.h.
+            dialect/<only>_only.h, unless helpers are named.
         takes_strides: inputs may be views whose strides the body asks for, and are not copied.
+        body: the file's name where it is not the kernel's.
+        macros: "NAME VALUE" lines that precede the helpers, for bodies that serve several kernels.
+        helpers: files in dialect/ that the body needs beside the common ones.
     """
 
     name: str
@@ -67,12 +72,22 @@ class Kernel:
     outputs: tuple[str, ...]
     only: str = ""
     takes_strides: bool = False
+    body: str = ""
+    macros: tuple[str, ...] = ()
+    helpers: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
         """The body's text without comments; MLX hashes it at each call."""
         folder = f"bodies/{self.only}" if self.only else "bodies"
-        return _text(f"{folder}/{self.name}.h")
+        return _text(f"{folder}/{self.body or self.name}.h")
+
+    def header(self, target: GpuTarget) -> str:
+        """What precedes the body on a target."""
+        if not (self.macros or self.helpers):
+            return header(target, self.only)
+        macros = "".join(f"#define {macro}\n" for macro in self.macros)
+        return header(target) + macros + "".join(_text(f"dialect/{name}") for name in self.helpers)
 
     def __call__(
         self,
@@ -83,6 +98,7 @@ class Kernel:
         grid: Triple,
         threadgroup: Triple,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
+        shared_bytes: int = 0,
     ) -> list[mx.array]:
         """Launch.
 
@@ -94,12 +110,14 @@ class Kernel:
             grid: threads, whole threadgroups.
             threadgroup: threads of one group, whole SIMD-groups.
             outputs: shape and dtype of each output.
+            shared_bytes: memory of a threadgroup that the body sizes itself; CUDA only. It follows
+                from the template.
 
         Raises:
             KernelError: the launch breaks a rule of the bodies.
         """
         self._check(inputs, template, grid, threadgroup)
-        launch = _build(self, target)
+        launch = _build(self, target, shared_bytes)
         # On CUDA a built kernel is found by its name and template alone, so types belong there.
         types = {f"TYPE_{name}": x.dtype for name, x in zip(self.inputs, inputs, strict=True)}
         return list(
@@ -148,9 +166,9 @@ def header(target: GpuTarget, only: str = "") -> str:
 
 
 @functools.cache
-def constant(value: float) -> mx.array:
-    """A number as bodies take it: an array of one float32."""
-    return mx.array([value], mx.float32)
+def constant(value: float | tuple[float, ...]) -> mx.array:
+    """Numbers as bodies take them: an array of float32."""
+    return mx.array(value if isinstance(value, tuple) else [value], mx.float32)
 
 
 @functools.cache
@@ -167,12 +185,14 @@ def strip_comments(text: str) -> str:
 
 
 @functools.cache
-def _build(kernel: Kernel, target: GpuTarget) -> Callable[..., Any]:
+def _build(kernel: Kernel, target: GpuTarget, shared_bytes: int) -> Callable[..., Any]:
+    shared = {"shared_memory": shared_bytes} if shared_bytes else {}
     return target.builder(
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
         source=kernel.source,
-        header=header(target, kernel.only),
+        header=kernel.header(target),
         ensure_row_contiguous=not kernel.takes_strides,
+        **shared,
     )

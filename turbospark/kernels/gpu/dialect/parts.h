@@ -1,0 +1,35 @@
+// Several matrices in one launch: arrays NAME0, NAME1, ... of PARTS parts, one after the other, or
+// with PAIR two matrices that a column takes both of. PARTS and PAIR precede this text.
+#if PARTS == 1
+#define PART(name, part) name##0
+#define UNITS_OF_PARTS(size) UNITS(N0, size)
+#elif PARTS == 2
+#define PART(name, part) ((part) == 0 ? name##0 : name##1)
+#define UNITS_OF_PARTS(size) (UNITS(N0, size) + UNITS(N1, size))
+#elif PARTS == 3
+#define PART(name, part) ((part) == 0 ? name##0 : (part) == 1 ? name##1 : name##2)
+#define UNITS_OF_PARTS(size) (UNITS(N0, size) + UNITS(N1, size) + UNITS(N2, size))
+#else
+#define PART(name, part) \
+  ((part) == 0 ? name##0 : (part) == 1 ? name##1 : (part) == 2 ? name##2 : name##3)
+#define UNITS_OF_PARTS(size) \
+  (UNITS(N0, size) + UNITS(N1, size) + UNITS(N2, size) + UNITS(N3, size))
+#endif
+#define UNITS(count, size) (((count) + (size) - 1) / (size))
+
+// The array of a matrix: of a pair, or of a part.
+#ifdef PAIR
+#define MATRICES 2
+#define MATRIX(name, part, matrix) ((matrix) == 0 ? name##0 : name##1)
+#else
+#define MATRICES 1
+#define MATRIX(name, part, matrix) PART(name, part)
+#endif
+
+// Activations of a gate: 1 is silu, 2 gelu in its tanh form.
+template <int KIND>
+FUNC float activate(float x) {
+  if (KIND == 1) { return x / (1.0f + metal::precise::exp(-x)); }
+  const float inner = 0.7978845608028654f * metal::fma(0.044715f * x * x, x, x);
+  return 0.5f * x * (1.0f + metal::precise::tanh(inner));
+}

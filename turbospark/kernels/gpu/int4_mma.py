@@ -1,0 +1,114 @@
+"""Products of up to eight rows with 4-bit weights on the tensor cores of NVIDIA GPUs."""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from turbospark.kernels.gpu.int4_product import Int4Product
+from turbospark.kernels.gpu.kernel import GpuTarget
+
+THREADS = 256
+MULTIPROCESSORS = 132  # of a Hopper GPU; more blocks than fit at once wait for their turn
+SHARED_BYTES = 227 << 10  # of a block at most
+MULTIPROCESSOR_BYTES = 228 << 10  # of all its blocks, which cost 1 KiB more each
+
+_HALVES = (mx.float16, mx.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """How a launch is cut up.
+
+    Attributes:
+        warps: that share a tile of 16 columns, 1, 2, 4 or 8; with `step`, the order of sums.
+        step: groups that a warp takes at a time, 4 or 8.
+        stages: steps of a warp in flight, plus one.
+        blocks: on one multiprocessor.
+        staged: whether x goes through shared memory, which a norm needs.
+    """
+
+    warps: int
+    step: int
+    stages: int
+    blocks: int
+    staged: bool
+
+
+def takes(product: Int4Product, x_dtype: mx.Dtype) -> bool:
+    """Whether the body multiplies these weights: groups of 64, x in 16 bits, no norm too wide."""
+    weight = product.weights[0]
+    return (
+        weight.group_size == 64
+        and x_dtype in _HALVES
+        and (product.norm is None or _fits(product, 8, Geometry(1, 4, 2, 1, True)))
+    )
+
+
+def int4_mma(
+    product: Int4Product,
+    x: mx.array,
+    residual: mx.array | None,
+    target: GpuTarget,
+    geometry: Geometry | None = None,
+) -> list[mx.array]:
+    """Launch. Each row's result is the same, bit for bit, whatever rows stand beside it.
+
+    Args:
+        product: what to compute.
+        x: [M, K] float16 or bfloat16, 1 to 8 rows.
+        residual: [M, N] where the product adds one.
+        target: CUDA.
+        geometry: by default `choose_geometry`'s.
+
+    Raises:
+        ShapeError: the arrays are outside the bounds of the bodies.
+    """
+    product.check(x, residual)
+    rows = x.shape[0]
+    cut = geometry or choose_geometry(product, rows)
+    tiles = sum(-(-N // 16) for N in product.widths[: product.parts])
+    blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
+    return product.kernel("int4_mma", "cuda", ("cuda_fragments.h",))(
+        target,
+        product.inputs(x, residual),
+        template=product.template(x)
+        | {
+            "WARPS": cut.warps,
+            "STEP": cut.step,
+            "STAGES": cut.stages,
+            "STAGED_X": cut.staged,
+        },
+        grid=(blocks * THREADS, 1, 1),
+        threadgroup=(THREADS, 1, 1),
+        outputs=product.outputs(x),
+        shared_bytes=shared_bytes(product, rows, cut),
+    )
+
+
+def choose_geometry(product: Int4Product, rows: int) -> Geometry:
+    """The cut for so many rows of x; what orders the sums does not depend on them."""
+    steps = -(-product.K // (64 * 4))
+    warps = max(w for w in (1, 2, 4, 8) if w <= max(1, steps))
+    for blocks, stages, staged in (
+        (2, 4, True), (2, 3, True), (1, 4, True), (1, 3, True), (1, 2, True),
+        (2, 4, False), (1, 4, False), (1, 2, False),
+    ):  # fmt: skip
+        cut = Geometry(warps, 4, stages, blocks, staged)
+        if _fits(product, rows, cut):
+            return cut
+    return Geometry(warps, 4, 2, 1, False)
+
+
+def shared_bytes(product: Int4Product, rows: int, cut: Geometry) -> int:
+    """What a block keeps in shared memory: fetched weights, x, and sums to add up."""
+    groups = product.K // 64
+    scale_bytes = product.weights[0].scales.dtype.size if groups % cut.step == 0 else 0
+    matrices = len(product.weights) // product.parts
+    stage = matrices * (16 * 32 * cut.step + 2 * 16 * cut.step * scale_bytes)
+    x_bytes = rows * (2 * product.K + 64) if cut.staged else 0
+    return 8 * cut.stages * stage + x_bytes + 2 * 8 * matrices * 16 * rows * 4
+
+
+def _fits(product: Int4Product, rows: int, cut: Geometry) -> bool:
+    needed = shared_bytes(product, rows, cut)
+    return needed <= SHARED_BYTES and cut.blocks * (needed + 1024) <= MULTIPROCESSOR_BYTES
