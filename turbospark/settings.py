@@ -71,6 +71,10 @@ class RunnerConfig:
         "memory where that is less",
     )
     prefix_reuse: bool = option(True, "continue from the tokens a prompt shares with earlier ones")
+    checkpoint_bytes: int = option(
+        256 << 20, "recurrent state that a conversation keeps, to go back to; 0 keeps none"
+    )
+    checkpoint_every: int = option(512, "tokens between two states that are kept", low=1)
     draft: str = option(
         "auto",
         "what proposes tokens for the model to verify: off, auto, ngram, mtp, dflash, or a "
