@@ -79,11 +79,9 @@ def turbospark_contender(engine: ts.Engine, name: str) -> Contender:
     return Contender(name, prefill, step, 48)
 
 
-def mlx_lm_contender(
-    engine: ts.Engine, dtype: mx.Dtype, group_size: int, decode_tokens: int
-) -> Contender:
+def mlx_lm_model(engine: ts.Engine, dtype: mx.Dtype, group_size: int) -> nn.Module:
+    """mlx-lm's model with the engine's weights, quantized again to INT4."""
     from mlx_lm.models import gemma3_text
-    from mlx_lm.models.cache import make_prompt_cache
 
     fields = gemma3_text.ModelArgs.__dataclass_fields__
     config = {**engine.model_config, "model_type": "gemma3_text", "rope_scaling": None}
@@ -105,6 +103,15 @@ def mlx_lm_contender(
     nn.quantize(model, group_size=group_size, bits=4)
     mx.eval(model.parameters())
     model.eval()
+    return model
+
+
+def mlx_lm_contender(
+    engine: ts.Engine, dtype: mx.Dtype, group_size: int, decode_tokens: int
+) -> Contender:
+    from mlx_lm.models.cache import make_prompt_cache
+
+    model = mlx_lm_model(engine, dtype, group_size)
     cache = make_prompt_cache(model)
 
     def forward(tokens: list[int]) -> None:
@@ -140,7 +147,7 @@ def llama_cpp_contender(path: Path) -> Contender | None:
         return None
     import llama_cpp
 
-    llama_cpp.llama_log_set(_quiet(llama_cpp), ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(quiet(llama_cpp), ctypes.c_void_p(0))
     model = llama_cpp.Llama(
         str(path),
         n_ctx=PROMPT_TOKENS + 128,
@@ -157,7 +164,8 @@ def llama_cpp_contender(path: Path) -> Contender | None:
     return Contender("llama.cpp Q4_K_M", prefill, lambda token: model.eval([token]), 48)
 
 
-def _quiet(llama_cpp: object) -> object:
+def quiet(llama_cpp: object) -> object:
+    """A callback that drops llama.cpp's log."""
     global LOG_CALLBACK  # noqa: PLW0603  llama.cpp keeps the pointer, so Python must keep the object
     LOG_CALLBACK = llama_cpp.llama_log_callback(lambda *_: None)
     return LOG_CALLBACK
