@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from families.qwen3_5.config import qwen3_5_rope, read_qwen3_5
+from families.qwen3_5.dflash2 import build_dflash
 from families.qwen3_5.model import Qwen3_5Model
+from families.qwen3_5.mtp import build_mtp
 from turbospark.protocols import Family
 
 
@@ -17,4 +19,4 @@ def build(raw: Mapping[str, Any]) -> Qwen3_5Model:
     return Qwen3_5Model(config, qwen3_5_rope(raw, config))
 
 
-FAMILY = Family(name="qwen3_5", build=build)
+FAMILY = Family(name="qwen3_5", build=build, drafters={"mtp": build_mtp, "dflash": build_dflash})

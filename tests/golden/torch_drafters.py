@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 
 class MTPHead(torch.nn.Module):
@@ -177,7 +177,7 @@ class BlockDrafter:
 
         def side(which: int) -> Any:
             def conv(x: torch.Tensor) -> torch.Tensor:
-                padded = F.pad(x, (0, 0, taps - 1, 0))
+                padded = functional.pad(x, (0, 0, taps - 1, 0))
                 shifted = [padded[taps - 1 - t : taps - 1 - t + len(x)] for t in range(taps)]
                 return sum(kernels[:, which, t] * shifted[t] for t in range(taps))
 
@@ -207,7 +207,7 @@ class BlockDrafter:
 
     def _mlp(self, i: int, u: torch.Tensor) -> torch.Tensor:
         prefix = f"layers.{i}.mlp."
-        gate = F.silu(u @ self.weights[prefix + "gate_proj.weight"].T)
+        gate = functional.silu(u @ self.weights[prefix + "gate_proj.weight"].T)
         return (gate * (u @ self.weights[prefix + "up_proj.weight"].T)) @ self.weights[
             prefix + "down_proj.weight"
         ].T

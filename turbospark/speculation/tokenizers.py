@@ -1,0 +1,72 @@
+"""Whether two checkpoints read and write the same tokens: by what their vocabularies say."""
+
+from typing import Protocol
+
+from turbospark.errors import OptionError
+
+_SAMPLED = 4096
+_TEXTS = (
+    "The quick brown fox jumps over 13 lazy dogs.\n",
+    'def f(x: int) -> str:\n    return f"{x!r}"\t# naïve\n',
+    "Größe, œuvre, 東京タワー, مرحبا, Привет, 🙂👍🏽\n\n  two  spaces",
+)
+
+
+class Vocabulary(Protocol):
+    """What is compared of a tokenizer."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
+
+    def token_text(self, token: int) -> str: ...
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
+    """Refuse a draft model whose ids mean other texts than the target's.
+
+    Raises:
+        OptionError: naming the first difference.
+    """
+    difference = _difference(target, draft)
+    if difference is not None:
+        raise OptionError(
+            f"the draft model's tokenizer is not the model's own: {difference}; take a draft "
+            "model of the same family and generation"
+        )
+
+
+def _difference(target: Vocabulary, draft: Vocabulary) -> str | None:
+    if target.vocab_size != draft.vocab_size:
+        return f"it has {draft.vocab_size} tokens, the model's has {target.vocab_size}"
+    for name in ("bos_id", "eos_ids", "special_ids"):
+        own, other = getattr(draft, name), getattr(target, name)
+        if own != other and name == "special_ids":
+            strangers = sorted(own ^ other)[:3]
+            return f"token {strangers[0]} is special for only one of them"
+        if own != other:
+            return f"its {name} is {_shown(own)}, the model's is {_shown(other)}"
+    size = target.vocab_size
+    step = max(1, size // _SAMPLED)
+    for token in sorted({*range(0, size, step), *range(max(0, size - 64), size)}):
+        own, other = draft.token_text(token), target.token_text(token)
+        if own != other:
+            return f"token {token} is {own!r}, the model's is {other!r}"
+    for text in _TEXTS:
+        if target.encode(text) != draft.encode(text):
+            return f"it splits {text.strip()!r} otherwise"
+    return None
+
+
+def _shown(value: object) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
