@@ -33,9 +33,9 @@ def looping(ids: Sequence[int]) -> np.ndarray[Any, Any]:
 class LookupSpeculator(ScriptedSpeculator):
     """Drafts by looking the text up."""
 
-    def __init__(self, logits_of: Callable[..., Any]) -> None:
+    def __init__(self, logits_of: Callable[..., Any], least: int = 2) -> None:
         super().__init__(logits_of, block_passes=True)
-        self.drafter = NgramDrafter(least=2)
+        self.drafter = NgramDrafter(least=least)
         self.state = self.drafter.new_state(99)
 
     def draft_block(self, anchor: int, base: int, block: int) -> list[int]:

@@ -1,18 +1,29 @@
 """Speculative rounds over scripted producers: the text is plain decoding's, and so is the state."""
 
+import json
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from runner.drafting import KINDS, PROMPT, VOCAB, Run, looping, plain, speculator, tokens_of
+from runner.drafting import (
+    KINDS,
+    PROMPT,
+    VOCAB,
+    LookupSpeculator,
+    Run,
+    looping,
+    plain,
+    speculator,
+    tokens_of,
+)  # fmt: skip
 
 from turbospark.errors import NonFiniteError, OptionError, ProducerError
 from turbospark.protocols import SpeculativeProducer
 from turbospark.runner.sink import FinishReason
 from turbospark.runner.speculative import round_block
 from turbospark.speculation.adaptive import AdaptiveBlock
-from turbospark.testing import ScriptedSpeculator
+from turbospark.testing import ScriptedSpeculator, scripted_logits
 
 BLOCKS = range(1, 9)
 SAMPLED = {"temperature": 0.9, "seed": 4}
@@ -284,6 +295,20 @@ def test_a_block_that_adapts_changes_no_token(kind: str) -> None:
             run = Run(speculator(kind), policy, tokens=60, **options)
             assert run.tokens() == text
             assert_settled(run, 60, text)
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+@pytest.mark.parametrize("block", [1, 4, 8])
+def test_structured_text_full_of_short_matches_is_not_bent_by_them(least: int, block: int) -> None:
+    said = [{"name": "get_weather", "arguments": {"city": city}} for city in ("Oslo", "Rome")]
+    script = list(json.dumps(said).encode())
+    prompt = list(json.dumps([{"name": "get_time", "arguments": {"city": "Osaka"}}]).encode())
+    logits_of = scripted_logits(259, script, len(prompt))
+    producer = LookupSpeculator(logits_of, least=least)
+    run = Run(producer, block, prompt=prompt, tokens=len(script), vocab=259)
+    steps = list(run.steps)
+    assert bytes(tokens_of(steps)) == json.dumps(said).encode()
+    assert steps[-1].drafts.accepted > 20
 
 
 def test_times_are_the_loops_own_and_none_is_lost() -> None:

@@ -12,6 +12,7 @@ from turbospark.speculation.costs import AcceptanceRates, RoundCosts
 FLOOR = 0.97  # of the speed of plain decoding, by measured costs
 CREDIT = 4.0  # plain steps that may be lost before anything was won
 
+_RESERVE = 2.0  # of the credit, for rounds that cost more than was guessed
 _FIRST_BLOCK = 2
 _HOLD = 8  # rounds before a block that wins is exchanged for a better one
 _MARGIN = 1.02
@@ -185,4 +186,4 @@ class AdaptiveBlock:
     def _affordable(self, block: int) -> bool:
         """Whether a round that keeps nothing leaves the whole above the floor."""
         steps = self._steps + self._price(block)
-        return self._tokens + 1 >= FLOOR * steps - CREDIT
+        return self._tokens + 1 >= FLOOR * steps - (CREDIT - _RESERVE)
