@@ -1,5 +1,6 @@
 """Families against logits that transformers computed for the same weights."""
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from golden.fixtures import (
@@ -14,6 +15,7 @@ from golden.fixtures import (
     passes,
 )
 
+from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.protocols import Phase
 
 KERNELS = kernel_sets()
@@ -74,6 +76,18 @@ def test_rows_of_a_verify_equal_stepwise_decode(model, golden):
         rest = golden.tokens[PROMPT : PROMPT + 9]
         runs.append(feed(model, rest, sizes, phase=Phase.DECODE, caches=caches))
     assert_same_logits(model, *runs)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("name", [name for name in NAMES if load_golden(name).stream is not None])
+def test_every_layer_equals_transformers_given_its_input(name, phase, kernels):
+    golden = load_golden(name)
+    model = build_model(golden.config, float_weights(golden), kernels)
+    last = len(model.model.layers) - 1
+    for i, layer in enumerate(model.model.layers):
+        h, _ = layer(mx.array(golden.stream[i]), model.make_caches(64, SLACK)[i], phase)
+        out = rms_norm_reference(h, model.model.norm.value) if i == last else h
+        assert np.abs(np.array(out) - golden.stream[i + 1]).max() < 2e-5, i
 
 
 def test_both_spellings_of_a_config_are_one_model(golden):

@@ -25,6 +25,8 @@ class Recipe:
         arguments: of the configuration.
         older: turns the saved configuration into the spelling that most published files have.
         settings: for `draw_weights`.
+        stream_rows: rows of the stream between layers that the fixture keeps; their values before
+            the first layer, between any two, and after the final norm.
     """
 
     config: str
@@ -32,6 +34,7 @@ class Recipe:
     arguments: dict[str, Any]
     older: Patch
     settings: dict[str, Any] = field(default_factory=dict)
+    stream_rows: int = 0
 
 
 def flat_rope(kind_key: str = "rope_type") -> Patch:
@@ -62,6 +65,16 @@ def _older_gemma4(config: dict[str, Any]) -> None:
     full = next(iter(layers.values()))
     text["global_head_dim"] = full["head_dim"]
     text["num_global_key_value_heads"] = full.get("num_key_value_heads")
+
+
+def _older_qwen3_5(config: dict[str, Any]) -> None:
+    parameters = dict(config.pop("rope_parameters"))
+    for name in ("rope_theta", "partial_rotary_factor"):
+        config[name] = parameters.pop(name)
+    parameters["type"] = parameters.pop("rope_type")
+    config["rope_scaling"] = parameters
+    config["full_attention_interval"] = 4
+    del config["layer_types"]
 
 
 def _untied(config: dict[str, Any]) -> None:
@@ -122,6 +135,30 @@ _LLAMA = {
 _SPLIT = dict(_LLAMA, num_attention_heads=3, num_key_value_heads=1)
 del _SPLIT["head_dim"]
 
+_QWEN3_5 = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 24,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 3,
+    "linear_num_value_heads": 6,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "eos_token_id": 319,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+
 _GEMMA3_DRAW = {"centred_norms": True, "embedding_spread": 0.09}
 _GEMMA4_DRAW = {"embedding_spread": 0.09}
 _TIED_DRAW = {"embedding_spread": 0.25}
@@ -134,6 +171,20 @@ def _gemma3(full: dict[str, Any], **arguments: Any) -> Recipe:
     }
     arguments = dict(_GEMMA3, rope_parameters=rope, **arguments)
     return Recipe("Gemma3TextConfig", "Gemma3ForCausalLM", arguments, _older_gemma3, _GEMMA3_DRAW)
+
+
+def _qwen3_5(kind: str, **arguments: Any) -> Recipe:
+    settings: dict[str, Any] = {"centred_norms": True}
+    if arguments["tie_word_embeddings"]:
+        settings["embedding_spread"] = 0.5
+    return Recipe(
+        f"{kind}TextConfig",
+        f"{kind}ForCausalLM",
+        _QWEN3_5 | arguments,
+        _older_qwen3_5,
+        settings,
+        stream_rows=0 if arguments["tie_word_embeddings"] else 11,
+    )
 
 
 def _gemma4(arguments: dict[str, Any]) -> Recipe:
@@ -292,5 +343,15 @@ RECIPES: dict[str, Recipe] = {
             rope_parameters=dict(_YARN),
         ),
         flat_rope(),
+    ),
+    "qwen3_5": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=False),
+    "qwen3_5_tied": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=True),
+    "qwen3_5_moe": _qwen3_5(
+        "Qwen3_5Moe",
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+        tie_word_embeddings=False,
     ),
 }

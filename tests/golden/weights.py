@@ -35,7 +35,8 @@ def draw_weights(
     weights: dict[str, np.ndarray] = {}
     for name, shape in sorted(shapes.items()):
         spread, centre = _size(name, shape)
-        if "norm" in name and centred_norms:
+        # Qwen 3.5's norm of a recurrent layer's heads is stored as it multiplies.
+        if "norm" in name and centred_norms and "linear_attn" not in name:
             centre = 0.0
         if "embed_tokens" in name:
             spread = embedding_spread
@@ -99,7 +100,8 @@ def int4_layout(name: str, shape: Sequence[int]) -> tuple[int, int] | None:
     """
     if len(shape) < 2 or shape[-1] % 64:
         return None
-    return (8 if "router" in name else 4), 64
+    is_router = "router" in name or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
+    return (8 if is_router else 4), 64
 
 
 def _draw(

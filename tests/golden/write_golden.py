@@ -7,7 +7,8 @@ Run it from an environment of its own, `pip install torch transformers`, then
 A fixture is two files. NAME.json holds the configuration in both spellings, the shapes and the
 sha256 of the weights (which `weights.py` draws again), and how far transformers' own cached run
 is from its full pass. NAME.npz holds tokens [T] and float32 logits: every fifth column of every
-position and the whole last row, of the float weights and of their INT4 form, dequantized.
+position and the whole last row, of the float weights and of their INT4 form, dequantized. Where a
+recipe asks for it, `stream` [L + 1, rows, C] is what the float model's layers hand on.
 """
 
 import inspect
@@ -40,6 +41,7 @@ def write_fixture(name: str, recipe: Recipe) -> None:
     _fill(model, weights)
     tokens = draw_tokens(TOKENS, 320, SEED)
     full = _full_pass(model, tokens)
+    extra = {"stream": _stream(model, tokens[: recipe.stream_rows])} if recipe.stream_rows else {}
     older = json.loads(json.dumps(saved))
     recipe.older(older)
     _check_spelling(recipe, older, weights, tokens, full)
@@ -67,6 +69,7 @@ def write_fixture(name: str, recipe: Recipe) -> None:
         full_last=full[-1],
         int4=int4[:, ::COLUMN_STEP],
         int4_last=int4[-1],
+        **extra,
     )
     print(
         f"{name:20} std {full.std():6.2f}  stepwise {description['stepwise_difference']:.1e}"
@@ -119,6 +122,13 @@ def _full_pass(model: Any, tokens: np.ndarray) -> np.ndarray:
     with torch.no_grad():
         ids = torch.from_numpy(tokens.astype(np.int64))[None]
         return model(input_ids=ids, use_cache=False).logits[0].float().numpy()
+
+
+def _stream(model: Any, tokens: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        ids = torch.from_numpy(tokens.astype(np.int64))[None]
+        states = model(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    return torch.stack([state[0] for state in states]).float().numpy()
 
 
 def _stepwise(model: Any, tokens: np.ndarray) -> np.ndarray:
