@@ -117,6 +117,41 @@ class RowCache(ABC):
         self._offset += count
         self._furthest = max(self._furthest, self._offset)
 
+    def needs_seal(self, count: int) -> bool:
+        """Whether `step_blocks(count)` will move the tail's rows behind the sealed ones."""
+        tail = self._tail
+        return tail is not None and (not self._fits(count) or tail.capacity != TAIL_ROWS)
+
+    def step_blocks(self, count: int) -> tuple[RowBlock, RowBlock, int]:
+        """What a compiled step reads and rebinds: sealed rows, tail, position of the tail's start.
+
+        The tail has TAIL_ROWS rows, `count` of them free; where no row is sealed it stands in for
+        the sealed ones. Give the new tail back with `take_tail`.
+
+        Raises:
+            ContextLengthError: offset + count exceeds max_context; nothing was changed.
+            ShapeError: there is no row yet to tell the dtype.
+        """
+        self._check_room(count)
+        if self.needs_seal(count):
+            self._seal()
+        if self._tail is None:
+            if self._sealed is None:
+                raise ShapeError(f"{self!r} is empty: a compiled step needs a row before it")
+            self._tail = self._new_block(TAIL_ROWS, self._sealed.k.dtype)
+        sealed = self._sealed if self._boundary else None
+        return sealed or self._tail, self._tail, self._boundary
+
+    def take_tail(self, tail: RowBlock, count: int) -> None:
+        """Take the tail that a compiled step has made, with `count` more rows."""
+        self._tail, self._tail_is_private = tail, False
+        self.advance(count)
+
+    @property
+    def rewind_bound(self) -> int | None:
+        """How many tokens can be taken back whatever was fed; None is all of them."""
+        return None
+
     @abstractmethod
     def max_rewind(self) -> int:
         """How many tokens `rewind` can take back."""

@@ -21,6 +21,11 @@ class RingCache(RowCache):
     def __repr__(self) -> str:
         return f"RingCache(window={self.window}, slack={self.slack})"
 
+    @property
+    def rewind_bound(self) -> int | None:
+        """The slack; None where the ring never wraps."""
+        return self.slack if self._limit < self.max_context else None
+
     def max_rewind(self) -> int:
         """How many tokens `rewind` can take back.
 

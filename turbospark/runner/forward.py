@@ -1,14 +1,15 @@
-"""One forward pass over a session: evaluated, checked and recorded before it counts."""
+"""One forward pass over a session: evaluated and checked before it counts."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 import mlx.core as mx
 import numpy as np
 
 from turbospark.errors import ContextLengthError, NonFiniteError, ProducerError, TurbosparkError
 from turbospark.kernels.process import claim_process
-from turbospark.protocols import CausalModel, Phase
+from turbospark.protocols import CausalModel, Drafter, ForwardOutput, LogitRows, Phase
 from turbospark.sampling.view import as_numpy
 from turbospark.sessions.session import Session
 
@@ -16,24 +17,33 @@ _DIAGNOSIS_CHUNK = 256
 
 
 def advance(
-    model: CausalModel, session: Session, tokens: Sequence[int], *, phase: Phase, head: bool = True
-) -> mx.array | None:
-    """Feed tokens into a session; on a failure the session is tainted.
+    model: CausalModel,
+    session: Session,
+    tokens: Sequence[int],
+    drafter: Drafter,
+    *,
+    phase: Phase,
+    logits: LogitRows,
+    record: bool = False,
+) -> ForwardOutput:
+    """Feed tokens into a session's caches. The record has not moved; see `commit`.
 
     Args:
         model: whose forward pass runs.
-        session: caches and record advance together by len(tokens).
+        session: its caches advance by len(tokens).
         tokens: at least one id.
+        drafter: says what it needs of the pass.
         phase: what the pass is for.
-        head: whether the last token's logits are wanted.
+        logits: which rows go through the output head.
+        record: whether the pass may be cut short afterwards.
 
     Returns:
-        [V] evaluated logits, or None without `head`.
+        logits [R, V], hidden rows and taps, all evaluated.
 
     Raises:
         ContextLengthError: the tokens do not fit; nothing was fed.
-        NonFiniteError: the logits hold NaN or infinity; the first bad layer is named.
-        ProducerError: the pass failed.
+        NonFiniteError: logits hold NaN or infinity; the first bad layer is named.
+        ProducerError: the pass failed; in this and the case above the session is tainted.
         KernelError: this process was forked from one that had computed; nothing was fed.
     """
     claim_process()
@@ -42,53 +52,96 @@ def advance(
         raise ContextLengthError(
             f"{session!r} cannot take {len(tokens)} more tokens; load with a larger max_context"
         )
+    # The last layer's residual stream needs every row that the caches took.
+    last = () if logits != "none" else (model.num_layers - 1,)
+    with tainting(session, f"the forward pass over tokens {start} to {start + len(tokens) - 1}"):
+        session.epoch += 1
+        output = model(
+            mx.array(np.array(tokens, dtype=np.int32)),
+            session.caches,
+            phase=phase,
+            logits=logits,
+            taps=tuple({*drafter.taps, *last}),
+            hidden=drafter.hidden,
+            record=record,
+        )
+        if logits != "none" and output.logits is None:
+            raise ProducerError("the model returned no logits where they were asked for")
+        _evaluate(output, session)
+        if output.logits is not None:
+            _check_finite(output.logits, model, session, tokens, start)
+    return output
+
+
+def commit(
+    session: Session, tokens: Sequence[int], start: int, drafter: Drafter, output: ForwardOutput
+) -> None:
+    """Note that a pass over `tokens` counts, and let the drafter follow over it.
+
+    Args:
+        session: its caches stand behind the tokens; the record moves.
+        tokens: those that were fed from `start` on.
+        start: position of the first one.
+        drafter: follows, unless drafting is off for the session.
+        output: of the pass, cut to these tokens.
+
+    Raises:
+        ProducerError: the drafter failed; the session is tainted.
+    """
+    session.record(tokens, start)
+    if session.draft_off:
+        return
+    with tainting(session, f"{drafter!r} over tokens {start} to {start + len(tokens) - 1}"):
+        drafter.observe(session.drafter_state, session.fed_ids, start, output)
+
+
+@contextmanager
+def tainting(session: Session, what: str) -> Generator[None]:
+    """Taint a session where the body fails, and say what failed.
+
+    Raises:
+        ProducerError: an error of another library was raised.
+    """
     try:
-        logits = _evaluated(model, session, tokens, phase, head)
-        if logits is not None:
-            _check_finite(logits, model, session, tokens)
+        yield
     except BaseException as error:
         session.taint()
         if isinstance(error, TurbosparkError) or not isinstance(error, Exception):
             raise
         raise ProducerError(
-            f"the forward pass over tokens {start} to {start + len(tokens) - 1} failed "
-            f"({type(error).__name__}: {error}); the session starts over at its next prompt"
+            f"{what} failed ({type(error).__name__}: {error}); the session starts over at its next "
+            "prompt"
         ) from error
-    session.record(tokens, start)
-    return logits
 
 
-def _evaluated(
-    model: CausalModel, session: Session, tokens: Sequence[int], phase: Phase, head: bool
-) -> mx.array | None:
-    fed = mx.array(np.array(tokens, dtype=np.int32))
-    if head:
-        output = model(fed, session.caches, phase=phase, logits="last")
-        if output.logits is None:
-            raise ProducerError("the model returned no logits where the last row's were asked for")
-        logits = output.logits
-        row = logits.reshape(-1) if logits.shape[0] == 1 else logits[-1]  # a slice is a copy
-        _evaluate(row)
-        return row
-    # The last layer's residual stream needs every row that the caches took.
-    last = model.num_layers - 1
-    output = model(fed, session.caches, phase=phase, logits="none", taps=(last,))
-    _evaluate(output.taps[last])
-    return None
+def last_row(output: ForwardOutput) -> mx.array:
+    """Logits [V] of the last row that went through the head."""
+    logits = output.logits
+    assert logits is not None
+    return logits.reshape(-1) if logits.shape[0] == 1 else logits[-1]  # a slice is a copy
 
 
-def _evaluate(array: mx.array) -> None:
-    mx.eval(array)  # pyright: ignore[reportUnknownMemberType]
+def first_rows(output: ForwardOutput, count: int) -> ForwardOutput:
+    """A pass cut to its first rows, without logits."""
+    hidden = None if output.hidden is None else output.hidden[:count]
+    return ForwardOutput(None, {tap: rows[:count] for tap, rows in output.taps.items()}, hidden)
+
+
+def _evaluate(output: ForwardOutput, session: Session) -> None:
+    states = [array for cache in session.caches if cache.recurrent for array in cache.state]
+    given = [array for array in (output.logits, output.hidden) if array is not None]
+    mx.eval(*given, *output.taps.values(), *states)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _check_finite(
-    logits: mx.array, model: CausalModel, session: Session, tokens: Sequence[int]
+    logits: mx.array, model: CausalModel, session: Session, tokens: Sequence[int], start: int
 ) -> None:
-    row = as_numpy(logits)
-    if math.isfinite(row.max()) and math.isfinite(row.min()):  # either is NaN where a value is
+    rows = as_numpy(logits)
+    if math.isfinite(rows.max()) and math.isfinite(rows.min()):  # either is NaN where a value is
         return
-    position = len(session.fed_ids) + len(tokens) - 1
-    where = first_bad_layer(model, session, [*session.fed_ids.ids, *tokens])
+    bad = int(np.argmax(~np.isfinite(rows).all(axis=-1)))
+    position = start + len(tokens) - rows.shape[0] + bad
+    where = first_bad_layer(model, session, [*session.fed_ids.ids[:start], *tokens])
     raise NonFiniteError(f"the logits of position {position} hold NaN or infinity: {where}")
 
 

@@ -1,31 +1,70 @@
-"""One conversation: caches and the record of what they hold, moved together."""
+"""One conversation: all of its state, moved together."""
 
+import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from turbospark.errors import RewindError
-from turbospark.sessions.fed_ids import FedIds
+import mlx.core as mx
+
+from turbospark.caches.rollback import checkpoint, max_row_rewind, rollback
+from turbospark.errors import ProducerError, RewindError
+from turbospark.protocols import RollbackPoint
+from turbospark.sessions.checkpoints import Checkpoint, Checkpoints
+from turbospark.sessions.fed_ids import FAILED, FedIds
+from turbospark.sessions.prefix import Candidate, Decision
 
 MakeCaches = Callable[[], list[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """A verify whose rows do not count yet.
+
+    Attributes:
+        epoch: of its `Verified`.
+        start: position of its first row.
+        cut: whether rows were already taken back.
+    """
+
+    epoch: int
+    start: int
+    cut: bool = False
+
+
 class Session:
-    """Caches and fed ids of one conversation.
+    """Caches, fed ids and drafter state of one conversation.
 
     Args:
         make_caches: gives empty caches; called now and at every reset.
         max_context: tokens the caches may hold.
+        make_drafter_state: gives the drafter's state of an empty conversation.
+        checkpoints: keeps those of recurrent layers; by default with the default budget.
 
     Attributes:
+        drafter_state: what the drafter remembers; None where no drafter is open.
+        draft_off: why this conversation is not drafted for now; an empty string where it is.
         pending: the last generated token, which belongs to the text and was not fed.
+        extras: arrays of the conversation that no cache holds; they are saved and parked with it.
+        open_round: a verify that was not settled; None between rounds.
+        epoch: counts every pass, rewind, rollback and reset.
     """
 
-    def __init__(self, make_caches: MakeCaches, max_context: int) -> None:
+    def __init__(
+        self,
+        make_caches: MakeCaches,
+        max_context: int,
+        *,
+        make_drafter_state: Callable[[], Any] | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         self._make_caches = make_caches
+        self.make_drafter_state = make_drafter_state
         self.max_context = max_context
-        self.caches = make_caches()
+        self.checkpoints = Checkpoints() if checkpoints is None else checkpoints
         self.fed_ids = FedIds()
-        self.pending: int | None = None
+        self.epoch = 0
+        self._begin()
 
     def __repr__(self) -> str:
         state = "tainted" if self.fed_ids.tainted else "live"
@@ -43,46 +82,139 @@ class Session:
 
     @property
     def nbytes(self) -> int:
-        """Bytes the caches have allocated."""
-        return sum(cache.nbytes for cache in self.caches)
+        """Bytes of the caches, the drafter's state and the checkpoints."""
+        drafter = 0 if self.drafter_state is None else self.drafter_state.nbytes
+        return sum(cache.nbytes for cache in self.caches) + drafter + self.checkpoints.nbytes
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether there are caches that go back to checkpoints alone."""
+        return any(cache.recurrent for cache in self.caches)
 
     @property
     def max_rewind(self) -> int:
-        """How many tokens every cache can take back."""
-        return min((cache.max_rewind() for cache in self.caches), default=self.position)
+        """How many tokens every cache can take back without a checkpoint."""
+        return 0 if self.recurrent else max_row_rewind(self.caches)
+
+    def candidate(self) -> Candidate:
+        """What this session could offer a prompt."""
+        return Candidate(
+            self.fed_ids,
+            self.position,
+            max_row_rewind(self.caches),
+            self.recurrent,
+            self.checkpoints.all,
+            self.drafter_state,
+        )
 
     def fresh_caches(self) -> list[Any]:
         """Empty caches like this session's own."""
         return self._make_caches()
 
     def reset(self) -> None:
-        """Start over at position 0; a taint is lifted."""
-        self.caches = self._make_caches()
+        """Start over at position 0, the drafter too; a taint is lifted."""
         self.fed_ids.clear()
-        self.pending = None
+        self.checkpoints.clear()
+        self.epoch += 1
+        self._begin()
 
     def record(self, tokens: Sequence[int], position: int) -> None:
         """Note that the caches have advanced over `tokens` from `position` on."""
         self.pending = None
+        self.open_round = None
         self.fed_ids.record(tokens, position)
 
-    def taint(self) -> None:
+    def taint(self, reason: str = FAILED) -> None:
         """Say that caches and record may differ; only `reset` mends it."""
-        self.fed_ids.taint()
+        self.fed_ids.taint(reason)
+        self.epoch += 1
+
+    def take_back(self, decision: Decision) -> None:
+        """Go where a decision about this session says; it must be of this very moment.
+
+        Raises:
+            RewindError: a cache cannot go back as far; nothing has moved.
+        """
+        kept = decision.checkpoint
+        self._go_to(decision.tokens, kept, drafts=not decision.draft_off)
+        self.draft_off = decision.draft_off
 
     def rewind_to(self, position: int) -> None:
-        """Take every cache and the record back to `position`.
+        """Take everything back to `position`.
 
         Raises:
             RewindError: a cache cannot go back as far; nothing has moved.
         """
         back = self.position - position
-        if back < 0 or back > self.max_rewind:
+        kept = self.checkpoints.before(position) if self.recurrent and back else None
+        reachable = back == 0 or not self.recurrent or (kept and kept.position == position)
+        if back < 0 or back > max_row_rewind(self.caches) or not reachable:
             raise RewindError(
                 f"{self!r} cannot go to position {position}: its caches can go back "
                 f"{self.max_rewind} tokens; reset and feed the text again"
             )
+        drafter, mark = self.drafter_state, None if kept is None else kept.mark
+        follows = drafter is None or drafter.resume_at(position, mark) == position
+        self._go_to(position, kept, drafts=follows)
+        if not follows:
+            self.draft_off = f"the drafter cannot follow from position {position}"
+
+    def keep_checkpoint(self, *, ends_prompt: bool = False) -> None:
+        """Keep this position for recurrent layers, where there are any and nothing is open."""
+        trusted = not self.fed_ids.tainted and self.open_round is None
+        if not (self.checkpoints.budget and trusted and self.recurrent):
+            return
+        state = None if self.draft_off else self.drafter_state
+        mark = None if state is None else state.mark()
+        self.checkpoints.add(Checkpoint(checkpoint(self.caches), mark, ends_prompt))
+
+    def moved_back(self, point: RollbackPoint) -> None:
+        """Note that the caches went back to a point of the open round, or before it."""
+        self.epoch += 1
+        self.pending = None
+        self.open_round = None
+        self.fed_ids.rewind_to(point.position)
+        self.checkpoints.drop_beyond(point.position)
+
+    def fork(self) -> "Session":
+        """An independent session with the same state; rows and states are shared till written.
+
+        Raises:
+            ProducerError: a verify is not settled.
+        """
+        if self.open_round is not None:
+            raise ProducerError(f"{self!r} is in the midst of a speculative round; settle it first")
+        twin = copy.copy(self)
+        twin.caches = [cache.fork() for cache in self.caches]
+        twin.fed_ids = self.fed_ids.copy()
+        twin.checkpoints = self.checkpoints.copy()
+        twin.extras = dict(self.extras)
+        if self.drafter_state is not None:
+            twin.drafter_state = self.drafter_state.fork()
+        return twin
+
+    def _begin(self) -> None:
+        self.caches = self._make_caches()
+        make = self.make_drafter_state
+        self.drafter_state: Any = None if make is None else make()
+        self.draft_off = ""
+        self.pending: int | None = None
+        self.extras: dict[str, mx.array] = {}
+        self.open_round: OpenRound | None = None
+
+    def _go_to(self, position: int, kept: Checkpoint | None, *, drafts: bool) -> None:
+        back = self.position - position
         if back:
-            for cache in self.caches:
-                cache.rewind(back)
+            rollback(self.caches, RollbackPoint(position) if kept is None else kept.point)
+            self.pending = None
+            self.epoch += 1
+        self.open_round = None
         self.fed_ids.rewind_to(position)
+        self.checkpoints.drop_beyond(position)
+        state, make = self.drafter_state, self.make_drafter_state
+        if state is None:
+            return
+        if drafts:
+            state.rewind(position, None if kept is None else kept.mark)
+        elif state.cursor >= position and make is not None:
+            self.drafter_state = make()  # its last rows are of tokens that were taken back

@@ -190,7 +190,7 @@ class ScriptedSpeculator(ScriptedProducer):
         self._check_settled("verify")
         self._take("verify", feed, base)
         ends = range(base + 1, len(self.fed) + 1)
-        logits = mx.array(np.array([np.asarray(self._row(self.fed[:end])) for end in ends]))
+        logits = mx.stack([self._row(self.fed[:end]) for end in ends])
         self._epoch += 1
         self._open = Verified(logits, ForwardOutput(logits), self._epoch)
         return self._open
