@@ -53,9 +53,22 @@ class RowInputs(Protocol):
         """
         ...
 
+    def arrays(self) -> tuple[mx.array, ...]:
+        """Everything it holds, for a step that is compiled."""
+        ...
+
+    def like(self, arrays: Sequence[mx.array]) -> "RowInputs":
+        """The same kind of row inputs over other arrays, in the order of `arrays`."""
+        ...
+
 
 class LayerCache(Protocol):
-    """One layer's memory of the tokens fed so far."""
+    """One layer's memory of the tokens fed so far.
+
+    An implementation says `recurrent`: whether it folds all tokens into one state, which `place`
+    puts back, or holds rows. One of rows has a `rewind_bound`: the tokens of every pass that can be
+    taken back, or None for any number.
+    """
 
     @property
     def offset(self) -> int:
@@ -356,6 +369,10 @@ class LogitProducer(Protocol):
 
     def try_reuse_prefix(self, prompt: Sequence[int]) -> Reuse:
         """Continue from the state that covers the prompt's first `Reuse.tokens` ids."""
+        ...
+
+    def session_slot_evicted(self) -> bool:
+        """Whether this turn threw a parked conversation out; asked after `reset`."""
         ...
 
 

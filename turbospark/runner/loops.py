@@ -5,8 +5,8 @@ was fed is a prefix of the sink's history.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -69,6 +69,7 @@ def prefill(
     start = min(reuse.tokens, total - 1)
     if start == 0:
         producer.reset()
+    reuse = replace(reuse, evicted=producer.session_slot_evicted())
     position = start
     stopped = _report(progress, position, total) or cancelled()
     logits = None
@@ -87,7 +88,7 @@ def decode(
     chooser: Chooser,
     sink: TokenSink,
     drafting: Drafting | None = None,
-) -> Iterator[Step]:
+) -> Generator[Step]:
     """Sample, commit and feed until the sink says why to end.
 
     Closing the iterator at any token is fine: the tokens fed are then the prompt and every token
