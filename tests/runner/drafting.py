@@ -9,7 +9,7 @@ import numpy as np
 from turbospark.runner.loops import decode, prefill
 from turbospark.runner.sink import TokenSink, never
 from turbospark.runner.speculative import Drafting
-from turbospark.runner.step import Step
+from turbospark.runner.token_step import Step
 from turbospark.sampling.select import Chooser
 from turbospark.settings import GenerationConfig
 from turbospark.speculation.adaptive import BlockPolicy, FixedBlock

@@ -1,20 +1,24 @@
 """One generation from prompt ids to responses: all is checked first, then state moves."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from turbospark.runner.admission import check_budget, check_ids, check_stop_ids
-from turbospark.runner.loops import Prefilled, Step, decode, prefill
+from turbospark.runner.drafting import choose_policy, open_drafting
+from turbospark.runner.loops import Prefilled, decode, prefill
 from turbospark.runner.options import CallOptions
 from turbospark.runner.prompt import TextCodec
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
 from turbospark.runner.sink import FinishReason, TokenSink
+from turbospark.runner.speculative import Drafting
+from turbospark.runner.token_step import NOTHING_DRAFTED, Step
 from turbospark.sampling.select import Chooser, check_callable
+from turbospark.speculation.adaptive import BlockPolicy
 
 _FINISH = {
     FinishReason.STOP_TOKEN: "stop",
@@ -34,6 +38,7 @@ class Generation:
         sink: where they go.
         chunk: prompt tokens of one pass.
         options: the call's own.
+        policy: how many tokens a round proposes; None where nothing is drafted.
     """
 
     prompt: list[int]
@@ -41,6 +46,7 @@ class Generation:
     sink: TokenSink
     chunk: int
     options: CallOptions
+    policy: BlockPolicy | None = None
 
 
 def admit(
@@ -51,8 +57,19 @@ def admit(
     *,
     stop_ids: frozenset[int],
     chunk: int,
+    policy: BlockPolicy | None = None,
 ) -> Generation:
     """Check everything that can be refused; nothing has moved when this returns or raises.
+
+    Args:
+        runner: asked, not moved.
+        tokenizer: the model's.
+        prompt: its ids.
+        options: the call's own.
+        stop_ids: ids that end the text.
+        chunk: prompt tokens of one pass, where the call does not say.
+        policy: how many tokens a round proposes, where the call does not say; by default what
+            `runner` has learnt.
 
     Raises:
         PromptError: the prompt is empty or holds an id outside the vocabulary.
@@ -79,7 +96,11 @@ def admit(
         stops=config.stop,
         max_tokens=budget,
     )
-    return Generation(ids, chooser, sink, options.prefill_chunk or chunk, options)
+    if options.draft == "off":
+        policy = None
+    elif options.draft_block is not None or policy is None:
+        policy = choose_policy(runner, options.draft_block)
+    return Generation(ids, chooser, sink, options.prefill_chunk or chunk, options, policy)
 
 
 def run(
@@ -99,7 +120,6 @@ def run(
         on_step: called with every response before it is given out.
     """
     began = time.perf_counter()
-    sink = generation.sink
     with runner.lock:
         turn = runner.begin_turn()
         fed = prefill(
@@ -108,22 +128,52 @@ def run(
             chunk=generation.chunk,
             progress=generation.options.prompt_progress_callback,
         )
-    report = _Reporter(generation, fed, began)
+        drafting, off_reason = open_drafting(runner, generation.chooser, generation.policy)
+    report = _Reporter(generation, fed, began, drafting, off_reason)
     if fed.logits is None:
         yield report.cancelled()
         return
-    steps = decode(runner, fed.logits, generation.chooser, sink)
-    while True:
+    steps = decode(runner, fed.logits, generation.chooser, generation.sink, drafting)
+    live = _Suspended(runner, steps)
+    try:
+        while True:
+            with runner.lock:
+                runner.check_turn(turn)
+                step = next(steps, None)
+                if step is None:
+                    return
+                response = report.step(step)
+                live.give(step.choice.token)
+                if on_step is not None:
+                    on_step(response)
+            yield response
+    finally:
         with runner.lock:
-            runner.check_turn(turn)
-            step = next(steps, None)
-            if step is None:
-                return
-            response = report.step(step)
-            runner.session.pending = step.choice.token
-            if on_step is not None:
-                on_step(response)
-        yield response
+            live.close()
+
+
+class _Suspended:
+    """A generation between two of its tokens, which a later one may have to end."""
+
+    def __init__(self, runner: Runner, steps: Generator[Step]) -> None:
+        self._runner, self._steps = runner, steps
+        self._last: int | None = None
+        self._open = True
+        runner.close_at_next_turn(self.close)
+
+    def give(self, token: int) -> None:
+        """Note the token that is given out: it belongs to the text and was not fed."""
+        self._last = self._runner.session.pending = token
+
+    def close(self) -> None:
+        """Leave the session with the tokens given, the last of them pending."""
+        if not self._open:
+            return
+        self._open = False
+        self._runner.close_at_next_turn(None)
+        self._steps.close()
+        if self._last is not None:
+            self._runner.session.pending = self._last
 
 
 def collect(responses: Iterator[GenerationResponse]) -> GeneratedText:
@@ -140,7 +190,16 @@ def collect(responses: Iterator[GenerationResponse]) -> GeneratedText:
 class _Reporter:
     """Counts and times of one generation."""
 
-    def __init__(self, generation: Generation, fed: Prefilled, began: float) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        fed: Prefilled,
+        began: float,
+        drafting: Drafting | None,
+        off_reason: str | None,
+    ) -> None:
+        self._drafting = drafting
+        self._off_reason = off_reason
         self._prompt_tokens = len(generation.prompt)
         self._fed = fed
         self._began = began
@@ -167,13 +226,15 @@ class _Reporter:
             stop_reason=stop,
             logprob=choice.logprob,
             top_logprobs=choice.top_logprobs,
+            from_draft=step.from_draft,
         )
 
     def cancelled(self) -> GenerationResponse:
         return self._response(text="", token=None, logits=None, finish_reason="cancelled")
 
     def _response(self, **values: Any) -> GenerationResponse:
-        count, fed = len(self._ids), self._fed
+        count, fed, drafting = len(self._ids), self._fed, self._drafting
+        drafts = NOTHING_DRAFTED if drafting is None else drafting.statistics
         return GenerationResponse(
             prompt_tokens=self._prompt_tokens,
             prompt_tps=fed.fed / fed.seconds if fed.seconds > 0 else 0.0,
@@ -187,5 +248,11 @@ class _Reporter:
             reuse_reason=fed.reuse.reason,
             evicted=fed.reuse.evicted,
             ids=self._ids,
+            drafted=drafts.drafted,
+            accepted=drafts.accepted,
+            accepted_per_position=drafts.accepted_per_position,
+            rounds=drafts.rounds,
+            rollbacks=drafts.rollbacks,
+            draft_off_reason=self._off_reason if drafting is None else drafting.off_reason,
             **values,
         )

@@ -15,7 +15,7 @@ from turbospark.errors import OptionError
 from turbospark.protocols import ChunkedPrefillRunner, LogitProducer, Reuse
 from turbospark.runner.sink import TokenSink, never
 from turbospark.runner.speculative import Drafting
-from turbospark.runner.step import NOTHING_DRAFTED, Step, Stopwatch
+from turbospark.runner.token_step import NOTHING_DRAFTED, Step, Stopwatch
 from turbospark.sampling.select import Choice, Chooser
 
 Progress = Callable[[int, int], Any]

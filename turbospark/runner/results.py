@@ -27,10 +27,12 @@ class GenerationResponse:
         reuse_reason: why not more.
         evicted: whether this call overwrote a parked conversation.
         ttft: seconds from the call to the first token.
-        drafted: tokens that a drafter proposed.
+        drafted: tokens that a drafter proposed so far.
         accepted: how many of them were kept.
         accepted_per_position: the same by place in the draft.
-        draft_off_reason: why there was no drafting.
+        rounds: passes over proposals.
+        rollbacks: those of which something was taken back.
+        draft_off_reason: why nothing is drafted now; None where something is.
         logprob: the token's log-probability, where `logprobs` asked for it.
         top_logprobs: (id, log-probability) of the likeliest tokens, best first.
     """
@@ -54,7 +56,9 @@ class GenerationResponse:
     drafted: int = 0
     accepted: int = 0
     accepted_per_position: tuple[int, ...] = ()
-    draft_off_reason: str = "speculative decoding is not built yet"
+    rounds: int = 0
+    rollbacks: int = 0
+    draft_off_reason: str | None = None
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
@@ -79,6 +83,8 @@ class GenerationResponse:
             f"first token after {self.ttft:.2f} s",
             f"peak {self.peak_memory:.2f} GB",
         ]
+        if self.drafted:
+            parts.insert(2, f"{self.accepted} of {self.drafted} drafted tokens kept")
         if self.finish_reason:
             parts.append(f"ended by {self.finish_reason}")
         return ", ".join(parts)

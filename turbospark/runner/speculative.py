@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 from turbospark.errors import NonFiniteError, ProducerError
 from turbospark.protocols import RollbackPoint, SpeculativeProducer, Verified
 from turbospark.runner.sink import Committed, TokenSink
-from turbospark.runner.step import Step, Stopwatch
+from turbospark.runner.token_step import Step, Stopwatch
 from turbospark.sampling.select import Choice, Chooser
 from turbospark.speculation.accept import Proposal, choose_acceptance
 from turbospark.speculation.adaptive import BlockPolicy
@@ -60,6 +60,13 @@ class Drafting:
         self._max_context = max_context
         self._vocab_size = vocab_size
         policy.begin()
+
+    @property
+    def off_reason(self) -> str | None:
+        """Why nothing is proposed now, or was so far; None where something is."""
+        if self.policy.off_reason is not None or self.statistics.drafted:
+            return self.policy.off_reason
+        return "no token has been proposed yet"
 
     def propose(self, anchor: int, sink: TokenSink) -> list[Proposal]:
         """Proposals for the tokens after `anchor`; none where a plain step is due.
