@@ -7,21 +7,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from turbospark.errors import ConfigError
 from turbospark.loading import config as configs
 from turbospark.loading.checkpoint import read_checkpoint
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_weights import architecture
-from turbospark.loading.plan import megabytes
+from turbospark.loading.plan import megabytes, state_bytes
 from turbospark.loading.safetensors import DTYPES, Slot
 from turbospark.loading.source import Source, resolve_source
-from turbospark.registry import GGUF_GROUP, GROUP, known_types
+from turbospark.registry import GGUF_GROUP, GROUP, known_types, resolve_family
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
 _SUMMARY = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "sliding_window",
-    "num_experts", "num_local_experts", "rope_theta", "rope_scaling", "tie_word_embeddings",
+    "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads",
+    "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
+    "mtp_num_hidden_layers", "num_experts", "num_local_experts", "rope_theta", "rope_scaling",
+    "tie_word_embeddings",
 )  # fmt: skip
 _SHORT_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -50,6 +54,7 @@ class Inspection:
         quantization: layout in words to the number of matrices that have it.
         tokenizer: which tokenizer it carries.
         tensors: every tensor, in the order of the files.
+        state_bytes: of one session's recurrent layers; None where no family could say.
     """
 
     path: str
@@ -60,6 +65,7 @@ class Inspection:
     quantization: dict[str, int]
     tokenizer: str
     tensors: tuple[TensorRow, ...]
+    state_bytes: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -81,6 +87,7 @@ class Inspection:
             f"  tensors       {len(self.tensors)}, {megabytes(self.nbytes)}",
             f"  matrices      {layouts or 'none'}",
             f"  tokenizer     {self.tokenizer}",
+            *([f"  state         {megabytes(self.state_bytes)}"] if self.state_bytes else []),
             *(f"  {name:<13} {value}" for name, value in self._summary()),
         ]
         return "\n".join(lines)
@@ -175,7 +182,17 @@ def _inspect_folder(source: Source) -> Inspection:
         quantization=_count(_folder_layouts(slots, config)),
         tokenizer=_folder_tokenizer(folder),
         tensors=rows,
+        state_bytes=_state_bytes(name, config),
     )
+
+
+def _state_bytes(name: str, config: dict[str, Any]) -> int | None:
+    """Of a session's recurrent layers, as the family itself makes them."""
+    try:
+        model = resolve_family(name).build(config)
+    except ConfigError:
+        return None
+    return state_bytes(model.make_caches(1, 0))
 
 
 def _folder_layouts(slots: dict[str, Slot], config: dict[str, Any]) -> Iterable[str]:

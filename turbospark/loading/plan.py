@@ -34,6 +34,7 @@ class Plan:
         context: tokens of a session.
         sessions: sessions kept.
         session_bytes: bytes of one session's caches at `context` tokens; exact.
+        state_bytes: those of them that recurrent layers take at any length; exact.
         working_bytes: activations of the largest prefill chunk and the logits; an estimate.
         free_bytes: memory that may be had now, or None where the machine does not say.
     """
@@ -48,6 +49,7 @@ class Plan:
     session_bytes: int
     working_bytes: int
     free_bytes: int | None
+    state_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -95,12 +97,17 @@ class Plan:
             ("weights", self.weight_bytes, f"{self.num_tensors} tensors, "
              f"{megabytes(self.file_bytes)} on disk"),
             ("caches", self.cache_bytes, f"{self.sessions} x {megabytes(self.session_bytes)}, a "
-             f"session of {self.context} tokens"),
+             f"session of {self.context} tokens" + self._state_note()),
             ("working", self.working_bytes, "one prefill chunk and the logits, estimated"),
             ("total", self.total_bytes, self.verdict),
         ]  # fmt: skip
         lines = [f"{name:<8} {megabytes(size):>12}   {note}" for name, size, note in rows]
         return "\n".join([f"{self.source} ({self.model_type})", *lines])
+
+    def _state_note(self) -> str:
+        if not self.state_bytes:
+            return ""
+        return f", {megabytes(self.state_bytes)} of it recurrent state"
 
 
 def plan(
@@ -137,6 +144,7 @@ def plan(
         if repo is not None
         else outline(resolve_source(path_or_repo, revision=revision), dequantize)
     )
+    caches = shape.causal.make_caches(context, RING_SLACK)
     return Plan(
         source=shape.path,
         model_type=str(shape.config.get("model_type", "")),
@@ -145,9 +153,10 @@ def plan(
         weight_bytes=shape.held_bytes(Handling(on_cpu(), wish)),
         context=context,
         sessions=sessions,
-        session_bytes=session_bytes(shape.causal.make_caches(context, RING_SLACK), context),
+        session_bytes=session_bytes(caches, context),
         working_bytes=_working_bytes(shape, context),
         free_bytes=free_bytes(),
+        state_bytes=state_bytes(caches),
     )
 
 
@@ -158,16 +167,23 @@ def session_bytes(caches: Sequence[Any], context: int) -> int:
         caches: empty ones, as `make_caches` gave them; advanced in place, never evaluated.
         context: tokens fed, in chunks of the usual size.
     """
+    rows = [cache for cache in caches if not cache.recurrent]
     chunk, done = _chunk(), 0
     while done < context:
         count = min(chunk, context - done)
-        for cache in caches:
+        for cache in rows:
             cache.reserve(count)
             cache.advance(count)
         done += count
     # `reserve` is the CPU's way in and takes float32; GPUs keep rows of two bytes a number.
-    total = sum(cache.nbytes for cache in caches)
-    return total if on_cpu() else total // 2
+    total = sum(cache.nbytes for cache in rows)
+    return state_bytes(caches) + (total if on_cpu() else total // 2)
+
+
+def state_bytes(caches: Sequence[Any]) -> int:
+    """Bytes of the states of recurrent layers: float32 on every device, at any length."""
+    states = [cache.state for cache in caches if cache.recurrent]
+    return sum(array.nbytes for state in states for array in state)
 
 
 def free_bytes() -> int | None:
@@ -199,5 +215,8 @@ def _working_bytes(shape: Outline, context: int) -> int:
     hidden = int(config.get("hidden_size", 0))
     heads = int(config.get("num_attention_heads", 0)) * int(config.get("head_dim") or 0)
     inner = int(config.get("intermediate_size", 0))
+    for cache in shape.causal.make_caches(1, 0):
+        if cache.recurrent:  # its filter is as wide as all its heads
+            inner = max(inner, cache.state[0].shape[-1])
     rows = min(_chunk(), context)
     return 4 * (rows * (3 * hidden + 2 * max(inner, heads)) + 2 * shape.causal.vocab_size)
