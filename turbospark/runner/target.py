@@ -14,6 +14,7 @@ from turbospark.runner.forward import advance, commit, last_row
 from turbospark.runner.refusals import Traits, refusal
 from turbospark.sessions.pool import SessionPool
 from turbospark.sessions.session import Session
+from turbospark.speculation.adaptive import BlockPolicy
 from turbospark.speculation.off import NoDrafter
 
 IMAGES = "the session holds image rows, which token ids do not tell apart"
@@ -36,6 +37,7 @@ class TargetRunner:
 
     Attributes:
         lock: see above; any one thread at a time may drive a runner.
+        block_policy: what its generations have learnt about how many tokens to draft.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class TargetRunner:
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.prefer_reuse = prefer_reuse
         self.lock: AbstractContextManager[Any] = threading.RLock() if lock is None else lock
+        self.block_policy: BlockPolicy | None = None
         self._traits = replace(
             Traits.of(model, self.pool.live.caches, self.drafter), reuse=prefix_reuse
         )
