@@ -1,27 +1,23 @@
-"""Where loading meets running: `load`, `Engine`, and functions with mlx-lm's names."""
+"""What users call: `load`, and functions with mlx-lm's names."""
 
-import logging
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any
 
-from turbospark.errors import OptionError, UnsupportedError
-from turbospark.kernels.device import on_cpu
-from turbospark.loading.build import LoadedModel, load_model
+from turbospark.engine import Engine
+from turbospark.errors import OptionError
+from turbospark.loading.build import load_model
 from turbospark.loading.plan import Plan, free_bytes
 from turbospark.loading.plan import plan as plan_memory
-from turbospark.protocols import CausalModel
-from turbospark.runner.context import choose_max_context, row_bytes
-from turbospark.runner.conversation import Conversation
-from turbospark.runner.generation import Generation, admit, collect, run
-from turbospark.runner.options import CallOptions, read_options
+from turbospark.protocols import Drafter
+from turbospark.runner.generation import admit, collect, run
+from turbospark.runner.options import read_options
 from turbospark.runner.prompt import TextCodec, prompt_ids
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
+from turbospark.runner.serving import Serving, check_model, recall, session_maker
 from turbospark.sampling.select import check_callable
+from turbospark.sessions.pool import SessionPool
 from turbospark.sessions.session import Session
 from turbospark.settings import (
     UNBUILT,
@@ -33,123 +29,19 @@ from turbospark.settings import (
     resolve,
     unknown_option,
 )
+from turbospark.speculation.off import NoDrafter
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "Engine",
+    "generate",
+    "load",
+    "make_prompt_cache",
+    "plan",
+    "stream_generate",
+]
 
 DEFAULT_MODEL = "demo"
-_LOG = logging.getLogger("turbospark")
-_NO_CACHE = {"prompt_cache": "an engine keeps its caches itself; use engine.session() instead"}
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """What running a loaded model needs to know beside its weights."""
-
-    config: RunnerConfig
-    stop_ids: frozenset[int]
-    chunk: int
-    max_context: int
-
-
-class Engine:
-    """A loaded model with one live conversation of its own. Unpacks as (model, tokenizer).
-
-    Attributes:
-        model: the family's model.
-        tokenizer: the checkpoint's own.
-        model_config: config.json, or what a GGUF file says in its words.
-        config: how prompts are fed and sessions kept.
-        kernels: the kernel bodies that run.
-        runner: the producer behind `generate` and `stream`, for scripts that drive it themselves.
-    """
-
-    def __init__(self, loaded: LoadedModel, config: RunnerConfig) -> None:
-        if config.session_slots > 1:
-            raise OptionError(
-                f"session_slots={config.session_slots}: parked conversations are not built yet; "
-                "open engine.session() for each conversation"
-            )
-        self.model = loaded.model
-        self.tokenizer = loaded.tokenizer
-        self.model_config = loaded.config
-        self.source: Path = loaded.source
-        self.kernels = loaded.kernels
-        self.bodies = loaded.bodies
-        self.config = config
-        self._serving = _serving(loaded.model, config, loaded.stop_ids)
-        _remember(loaded.model, self._serving)
-        session = _new_session(loaded.model, self._serving)
-        self.runner = Runner(loaded.model, session, prefix_reuse=config.prefix_reuse)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.model, self.tokenizer))
-
-    def __repr__(self) -> str:
-        return (
-            f"Engine({str(self.source)!r}, {type(self.model).__name__}, "
-            f"max_context={self.max_context}, {self.kernels.describe()})"
-        )
-
-    def __reduce__(self) -> NoReturn:
-        raise UnsupportedError(
-            "an Engine cannot be copied or pickled: its weights and kernels belong to this "
-            "process; load the model where it is needed, or open engine.session() for a "
-            "conversation of its own"
-        )
-
-    @property
-    def max_context(self) -> int:
-        """Tokens a session may hold."""
-        return self._serving.max_context
-
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end a text."""
-        return self._serving.stop_ids
-
-    @property
-    def prefill_chunk(self) -> int:
-        """Prompt tokens of one forward pass."""
-        return self._serving.chunk
-
-    def generate(self, prompt: Any, **options: Any) -> GeneratedText:
-        """Generate a text.
-
-        Args:
-            prompt: text; token ids; or a list of messages, for which the chat template is used.
-            options: max_tokens, temperature, top_p, top_k, min_p, repetition_penalty,
-                presence_penalty, frequency_penalty, seed, stop, stop_token_ids, logprobs,
-                logit_bias, sampler, logits_processors, prefill_chunk, prompt_progress_callback.
-
-        Returns:
-            a str; every field of `GenerationResponse` is an attribute of it.
-
-        Raises:
-            OptionError: an option is unknown, out of range or cannot be honoured.
-            PromptError: the prompt is empty, no prompt, or too long. Nothing has moved.
-            ProducerError: a forward pass failed; the next call starts over.
-        """
-        with self.runner.lock:
-            return collect(self.stream(prompt, **options))
-
-    def stream(self, prompt: Any, **options: Any) -> Iterator[GenerationResponse]:
-        """Generate a text token by token; arguments and errors as for `generate`.
-
-        Everything that can be refused is refused here, before the first step. The iterator may
-        be closed at any token; a later call on this engine ends it.
-        """
-        read = read_options(options, refused=_NO_CACHE)
-        return run(self.runner, self._admit(prompt, read))
-
-    def session(self, name: str = "") -> Conversation:
-        """Open a conversation: caches of its own, reused turn after turn."""
-        serving = self._serving
-        runner = Runner(self.model, _new_session(self.model, serving), prefix_reuse=True)
-        return Conversation(
-            name, runner, self.tokenizer, stop_ids=serving.stop_ids, chunk=serving.chunk
-        )
-
-    def _admit(self, prompt: Any, options: CallOptions) -> Generation:
-        ids = prompt_ids(prompt, self.tokenizer, self.model.vocab_size)
-        return _admitted(self.runner, self.tokenizer, ids, options, self._serving)
 
 
 def load(
@@ -166,8 +58,9 @@ def load(
         policy: which kernel bodies run; or give its options by name.
         progress: called with bytes done and bytes in all.
         options: quantize, dequantize, revision, local_files_only; max_context, prefill_chunk,
-            ring_slack, session_slots, prefix_reuse; kernels, activations, isa, threads, cxx;
-            draft, draft_block, residency, kv_bits and device are reserved.
+            ring_slack, session_slots, session_bytes, prefix_reuse, checkpoint_bytes,
+            checkpoint_every; draft, draft_block; kernels, activations, isa, threads, cxx;
+            residency, kv_bits and device are reserved.
 
     Raises:
         OptionError: an option is unknown (the nearest is named) or cannot be honoured.
@@ -213,7 +106,8 @@ def stream_generate(
         tokenizer: the tokenizer that `load` gave.
         prompt: text, token ids or messages. With `prompt_cache` it continues that session.
         max_tokens: tokens to generate at most; -1 fills the context.
-        options: as for `Engine.generate`, and `prompt_cache` from `make_prompt_cache`.
+        options: as for `Engine.generate`; `prompt_cache` from `make_prompt_cache`; `draft_model`,
+            a smaller model that `load` gave, and `num_draft_tokens`.
 
     Raises:
         OptionError: an option is unknown, or cannot be honoured here.
@@ -228,16 +122,20 @@ def stream_generate(
     serving = _known(model, tokenizer)
     ids = prompt_ids(prompt, tokenizer, model.vocab_size)
     session = read.prompt_cache
-    if session is None:
-        runner = Runner(model, _new_session(model, serving))
-        return run(runner, _admitted(runner, tokenizer, ids, read, serving))
-    if not isinstance(session, Session):
+    if session is not None and not isinstance(session, Session):
         raise OptionError(
             f"prompt_cache of type {type(session).__name__}: make it with "
             "turbospark.make_prompt_cache(model)"
         )
-    runner = Runner(model, session, prefix_reuse=True)
-    return run(runner, _admitted(runner, tokenizer, [*session.text_ids, *ids], read, serving))
+    if read.draft_model is not None:
+        raise OptionError("draft_model: not here yet")
+    drafter = NoDrafter()
+    runner = _new_runner(model, serving, session, drafter, reuse=session is not None)
+    text = ids if session is None else [*session.text_ids, *ids]
+    return run(
+        runner,
+        admit(runner, tokenizer, text, read, stop_ids=serving.stop_ids, chunk=serving.chunk),
+    )
 
 
 def generate(
@@ -261,10 +159,7 @@ def generate(
 def make_prompt_cache(model: Any, max_context: int | None = None) -> Session:
     """An empty session to give to `generate` as `prompt_cache`, call after call."""
     model = _model_of(model)
-    serving = _known(model, None)
-    limit = serving.max_context if max_context is None else max_context
-    slack = serving.config.ring_slack
-    return Session(lambda: cast("list[Any]", model.make_caches(limit, slack)), limit)
+    return session_maker(model, _known(model, None), max_context)()
 
 
 def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> Plan:
@@ -301,51 +196,20 @@ def _printed(responses: Iterator[GenerationResponse]) -> Iterator[GenerationResp
         print(last.summary())  # noqa: T201
 
 
-def _admitted(
-    runner: Runner, tokenizer: TextCodec, ids: list[int], options: CallOptions, serving: Serving
-) -> Generation:
-    return admit(runner, tokenizer, ids, options, stop_ids=serving.stop_ids, chunk=serving.chunk)
-
-
-def _new_session(model: CausalModel, serving: Serving) -> Session:
-    context, slack = serving.max_context, serving.config.ring_slack
-    return Session(lambda: model.make_caches(context, slack), context)
-
-
-def _serving(model: CausalModel, config: RunnerConfig, stop_ids: frozenset[int]) -> Serving:
-    trained = model.max_position
-    context = choose_max_context(
-        config.max_context, trained, row_bytes(model.make_caches(1, 0)), free_bytes()
-    )
-    if trained is not None and context > trained:
-        _LOG.warning(
-            "max_context=%d is more than the %d tokens the model was trained for", context, trained
-        )
-    chunk = config.prefill_chunk or (256 if on_cpu() else 2048)
-    return Serving(config, stop_ids, chunk, context)
-
-
-_SERVED: dict[int, Serving] = {}
-"""By id of a living model: what `load` found out and `(model, tokenizer)` does not carry."""
-
-
-def _remember(model: Any, serving: Serving) -> None:
-    _SERVED[id(model)] = serving
-    weakref.finalize(model, _SERVED.pop, id(model), None)
+def _new_runner(
+    model: Any, serving: Serving, session: Session | None, drafter: Drafter, *, reuse: bool
+) -> Runner:
+    pool = SessionPool(session_maker(model, serving), live=session)
+    return Runner(model, pool, drafter, prefix_reuse=reuse, prefer_reuse=True)
 
 
 def _known(model: Any, tokenizer: Any) -> Serving:
-    serving = _SERVED.get(id(model))
-    if serving is None:
-        stop_ids = frozenset[int]() if tokenizer is None else frozenset[int](tokenizer.eos_ids)
-        serving = _serving(model, resolve(RunnerConfig), stop_ids)
-    return serving
+    return recall(model, tokenizer, free_bytes())
 
 
 def _model_of(model: Any) -> Any:
     model = model.model if isinstance(model, Engine) else model
-    if not all(hasattr(model, name) for name in ("make_caches", "vocab_size", "max_position")):
-        raise OptionError(f"a model of type {type(model).__name__}: give the one that `load` gave")
+    check_model(model)
     return model
 
 

@@ -5,21 +5,21 @@ import importlib
 import json
 import sys
 
+from turbospark.api import Engine
 from turbospark.cli.engine import call_options, open_engine
 from turbospark.cli.generate import result_fields, stream
 from turbospark.cli.output import Console
-from turbospark.errors import OptionError, PromptError, TemplateError
+from turbospark.errors import OptionError, PromptError, TemplateError, TurbosparkError
 from turbospark.runner.conversation import Conversation
 
-_HELP = "/reset starts over, /exit or Ctrl-D ends; Ctrl-C stops a reply"
+_HELP = "/reset starts over, /save FILE keeps it, /exit or Ctrl-D ends; Ctrl-C stops a reply"
 
 
 def chat(arguments: argparse.Namespace, console: Console) -> None:
     """Read messages, show replies, until /exit or the end of input."""
     options = call_options(arguments, console)
     engine = open_engine(arguments, console)
-    conversation = engine.session("chat")
-    _begin(conversation, arguments.system, engine.tokenizer.chat_template is not None)
+    conversation = _opened(engine, arguments)
     console.note(_HELP)
     while (line := _read_line()) is not None:
         command = line.strip()
@@ -29,6 +29,8 @@ def chat(arguments: argparse.Namespace, console: Console) -> None:
             conversation.reset()
             _begin(conversation, arguments.system, True)
             console.note("the conversation starts over")
+        elif command.startswith("/save "):
+            _save(conversation, command.removeprefix("/save ").strip(), console)
         elif command.startswith("/"):
             console.note(f"{command.split()[0]} is no command: {_HELP}")
         elif command:
@@ -44,6 +46,25 @@ def chat(arguments: argparse.Namespace, console: Console) -> None:
                 console.note("\n(stopped)")
             except (PromptError, TemplateError) as error:
                 console.note(f"turbospark: error: {error}")
+
+
+def _opened(engine: Engine, arguments: argparse.Namespace) -> Conversation:
+    if arguments.resume is None:
+        conversation = engine.session("chat")
+        _begin(conversation, arguments.system, engine.tokenizer.chat_template is not None)
+        return conversation
+    if arguments.system is not None:
+        raise OptionError("--system begins a conversation and --resume goes on with one; give one")
+    return engine.load_session(arguments.resume, "chat")
+
+
+def _save(conversation: Conversation, path: str, console: Console) -> None:
+    try:
+        conversation.save(path)
+    except TurbosparkError as error:
+        console.note(f"turbospark: error: {error}")
+    else:
+        console.note(f"saved as {path}; `turbospark chat --resume {path}` goes on with it")
 
 
 def _begin(conversation: Conversation, system: str | None, has_template: bool) -> None:

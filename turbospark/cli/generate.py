@@ -52,10 +52,21 @@ def result_fields(engine: Engine, text: GeneratedText) -> dict[str, Any]:
         "generation_tps": last.generation_tps,
         "ttft": last.ttft,
         "reused_tokens": last.reused_tokens,
+        "reuse_reason": last.reuse_reason,
+        "evicted": last.evicted,
         "peak_memory": last.peak_memory,
         "finish_reason": last.finish_reason,
+        **draft_fields(last),
         "kernels": engine.kernels.describe(),
     }
+
+
+def draft_fields(last: GenerationResponse) -> dict[str, Any]:
+    """What `--json` prints of drafting."""
+    names = (
+        "drafted", "accepted", "accepted_per_position", "rounds", "rollbacks", "draft_off_reason",
+    )  # fmt: skip
+    return {name: getattr(last, name) for name in names}
 
 
 def _prompt(arguments: argparse.Namespace, console: Console) -> str | list[Mapping[str, str]]:

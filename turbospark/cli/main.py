@@ -186,6 +186,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     _add_model_flag(parser)
     parser.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    parser.add_argument("--resume", metavar="FILE", help="go on with a conversation saved by /save")
     add_flags(parser, GenerationConfig, RunnerConfig, LoadConfig, KernelPolicy)
     add_unbuilt_flags(parser)
 
@@ -242,6 +243,11 @@ _COMMANDS = {
 
 def _show_config(arguments: argparse.Namespace, console: Console) -> None:
     found = configuration(arguments)
+    if found.get("session_bytes", (0, ""))[0] is None:
+        from turbospark.loading.plan import free_bytes
+        from turbospark.sessions.budget import default_limit
+
+        found["session_bytes"] = default_limit(free_bytes()), "default"
     if arguments.json:
         console.show(json.dumps({n: {"value": v, "origin": o} for n, (v, o) in found.items()}))
         return

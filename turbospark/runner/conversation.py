@@ -1,71 +1,54 @@
 """A conversation: one session that grows turn by turn and feeds nothing twice."""
 
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from turbospark.errors import PromptError, UnsupportedError
-from turbospark.runner.generation import admit, collect, run
+from turbospark.runner.generation import Generation, admit, collect, run
 from turbospark.runner.options import read_options
-from turbospark.runner.prompt import TextCodec, encode_text
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
+from turbospark.runner.transcript import Transcript, Turn, as_message
 
-_REFUSED = {"prompt_cache": "a conversation owns its caches; leave it out"}
+if TYPE_CHECKING:
+    from turbospark.runner.conversations import Conversations
 
-
-def _as_message(message: Any) -> dict[str, Any]:
-    if isinstance(message, str):
-        return {"role": "user", "content": message}
-    if not isinstance(message, Mapping):
-        raise PromptError(
-            f"a message of type {type(message).__name__}: give text, or a mapping with a role and "
-            "content"
-        )
-    return dict(cast("Mapping[str, Any]", message))
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """A prompt of the conversation: its ids, and its text where a template wrote it."""
-
-    ids: list[int]
-    text: str | None
+_REFUSED = {
+    "prompt_cache": "a conversation owns its caches; leave it out",
+    "draft_model": "what drafts is chosen by load(..., draft=...); leave it out",
+}
+_GIVEN_BACK = (
+    "its caches were given back to keep idle conversations within session_bytes, so all of it is "
+    "fed again"
+)
 
 
 class Conversation:
     """Messages, and the ids behind them. A `with` statement closes it.
 
     With a chat template every message is a turn of it; without one, what is sent is text that
-    continues the text so far.
+    continues the text so far. Any thread may send, one at a time.
 
     Args:
         name: shown in messages.
         runner: over a session of its own.
-        tokenizer: the model's.
-        stop_ids: ids that end a reply.
-        chunk: prompt tokens of one pass.
+        transcript: what was said before.
+        home: the conversations of its engine.
     """
 
     def __init__(
-        self,
-        name: str,
-        runner: Runner,
-        tokenizer: TextCodec,
-        *,
-        stop_ids: frozenset[int],
-        chunk: int,
+        self, name: str, runner: Runner, transcript: Transcript, home: "Conversations"
     ) -> None:
         self.name = name
         self.runner = runner
-        self.messages: list[dict[str, Any]] = []
-        self._tokenizer = tokenizer
-        self._stop_ids = stop_ids
-        self._chunk = chunk
-        self._ids: list[int] = []
-        self._written: str | None = None
+        self._transcript = transcript
+        self._home = home
         self._closed = False
+        self._replying: object = None
+        self._given_back = False
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.messages)} messages"
@@ -73,8 +56,8 @@ class Conversation:
 
     def __reduce__(self) -> NoReturn:
         raise UnsupportedError(
-            f"{self!r} cannot be copied or pickled: its caches belong to this process; keep its "
-            "`messages` instead"
+            f"{self!r} cannot be copied or pickled: its caches belong to this process; `fork` or "
+            "`save` it, or keep its `messages`"
         )
 
     def __enter__(self) -> Self:
@@ -87,6 +70,16 @@ class Conversation:
         _trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """Every message so far, replies included."""
+        return self._transcript.messages
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that its session has allocated; rows that forks share count in each of them."""
+        return self.runner.session.nbytes
 
     def send(self, message: str | Mapping[str, Any], **options: Any) -> GeneratedText:
         """Send a message and return the whole reply.
@@ -110,79 +103,123 @@ class Conversation:
         token, or a failure, leaves the conversation without this message.
         """
         read = read_options(options, refused=_REFUSED)
-        if self._closed:
-            raise PromptError(f"{self!r} takes no more messages; open another session")
-        sent = _as_message(message)
-        turn = self._next_turn(sent)
+        self._check_open()
+        sent, home = as_message(message), self._home
+        turn = self._transcript.next_turn(sent, home.tokenizer)
         generation = admit(
-            self.runner, self._tokenizer, turn.ids, read, stop_ids=self._stop_ids, chunk=self._chunk
+            self.runner,
+            home.tokenizer,
+            turn.ids,
+            read,
+            stop_ids=home.serving.stop_ids,
+            chunk=home.serving.chunk,
         )
-
-        def responses() -> Iterator[GenerationResponse]:
-            before = len(self.messages)
-            reply: list[str] = []
-
-            def remember(response: GenerationResponse) -> None:
-                reply.append(response.text)
-                answer = {"role": "assistant", "content": "".join(reply)}
-                self.messages[before:] = [sent, answer]
-                self._remember(turn, response, answer["content"])
-
-            yield from run(self.runner, generation, on_step=remember)
-
-        return responses()
+        return self._responses(sent, turn, generation, self._transcript.ids)
 
     def reset(self) -> None:
         """Forget every message and start over; a reply in progress ends."""
         with self.runner.lock:
-            self.runner.begin_turn()
-            self.messages, self._ids, self._written = [], [], None
-            self.runner.reset()
+            self._end_reply()
+            self._transcript = Transcript()
+            self._given_back = False
+            self.runner.session.reset()
 
     def close(self) -> None:
-        """Give the memory back; the conversation takes no more messages."""
+        """Give the memory back; the conversation takes no more messages and its name is free."""
         self.reset()
         self._closed = True
+        self._home.close(self)
 
-    def fork(self) -> "Conversation":
-        """Not built yet."""
-        raise UnsupportedError("Conversation.fork is not built yet; open another session instead")
+    def fork(self, name: str = "") -> "Conversation":
+        """A second conversation that has said the same so far; a reply in progress ends.
 
-    def save(self, path: Any) -> None:
-        """Not built yet."""
-        raise UnsupportedError(
-            f"Conversation.save({str(path)!r}) is not built yet; keep `messages` instead"
-        )
+        Both go on alone. Rows of the caches are shared until one side writes.
 
-    def _next_turn(self, sent: Mapping[str, Any]) -> _Turn:
-        tokenizer = self._tokenizer
-        if tokenizer.chat_template is None:
-            return _Turn(self._plain_ids(sent), None)
-        text = tokenizer.apply_chat_template(
-            [*self.messages, sent], add_generation_prompt=True, tokenize=False
-        )
-        if self._written is not None and text.startswith(self._written):
-            rest = text[len(self._written) :]
-            return _Turn([*self._ids, *tokenizer.encode(rest, add_special_tokens=False)], text)
-        # The template rewrites what was said before: tokenize it all, and reuse what is equal.
-        return _Turn(tokenizer.encode(text, add_special_tokens=False), text)
+        Raises:
+            PromptError: the conversation is closed.
+            OptionError: an open conversation has that name.
+        """
+        with self.runner.lock:
+            self._check_open()
+            self._end_reply()
+            made = self._home.fork(self.runner.session.fork(), self._transcript.copy(), name)
+            made._given_back = self._given_back
+            return made
 
-    def _plain_ids(self, sent: Mapping[str, Any]) -> list[int]:
-        content = sent.get("content")
-        if not isinstance(content, str) or not content:
-            raise PromptError("without a chat template a message is a non-empty text")
-        if not self._ids:
-            return encode_text(content, self._tokenizer)
-        return [*self._ids, *self._tokenizer.encode(content, add_special_tokens=False)]
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the conversation to a file, for `Engine.load_session`; a reply in progress ends.
 
-    def _remember(self, turn: _Turn, response: GenerationResponse, reply: str) -> None:
-        """Note the ids and the text that stand now, as if no further token followed."""
-        generated = response.token_ids
-        if response.finish_reason == "stop":
-            if isinstance(response.stop_reason, str):
-                # The tokens hold more than the text that was shown.
-                generated = self._tokenizer.encode(reply, add_special_tokens=False) if reply else []
-            else:
-                generated = generated[:-1]
-        self._ids = [*turn.ids, *generated]
-        self._written = None if turn.text is None else turn.text + reply
+        Args:
+            path: what stands there is replaced once the new file is whole.
+
+        Raises:
+            PromptError: the conversation is closed.
+            OptionError: the place cannot be written, or a message is nothing that JSON can hold.
+            CheckpointError: a forward pass failed in it.
+        """
+        with self.runner.lock:
+            self._check_open()
+            self._end_reply()
+            self._home.save(path, self.name, self.runner, self._transcript)
+
+    def give_back(self) -> bool:
+        """Drop the caches; the next message feeds all of the text again, and says so.
+
+        Returns:
+            False, with nothing dropped, while a reply is in progress.
+        """
+        with self.runner.lock:
+            if self._replying is not None:
+                return False
+            self.runner.session.reset()
+            self._given_back = True
+            return True
+
+    def _responses(
+        self, sent: dict[str, Any], turn: Turn, generation: Generation, said: list[int]
+    ) -> Iterator[GenerationResponse]:
+        mine = object()
+        reply: list[str] = []
+        with self.runner.lock:
+            self._check_open()
+            if self._transcript.ids is not said:
+                raise PromptError(f"{self!r} has gone on since this message; send it again")
+            transcript, before = self._transcript, len(self.messages)
+            self._replying = mine
+            changed: dict[str, Any] = {}
+            if self._home.budget.use(self):
+                changed["evicted"] = True
+            if self._given_back:
+                changed["reuse_reason"] = _GIVEN_BACK
+            self._given_back = False
+
+        def remember(response: GenerationResponse) -> None:
+            reply.append(response.text)
+            answer = {"role": "assistant", "content": "".join(reply)}
+            transcript.messages[before:] = [sent, answer]
+            transcript.answered(turn, response, answer["content"], self._home.tokenizer)
+
+        try:
+            yield from noted(run(self.runner, generation, on_step=remember), changed)
+        finally:
+            if self._replying is mine:
+                self._replying = None
+
+    def _end_reply(self) -> None:
+        self.runner.begin_turn()
+        self._replying = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PromptError(f"{self!r} takes no more messages; open another session")
+
+
+def noted(
+    responses: Iterator[GenerationResponse], changes: Mapping[str, Any]
+) -> Iterator[GenerationResponse]:
+    """Responses with some fields replaced."""
+    if not changes:
+        yield from responses
+        return
+    for response in responses:
+        yield replace(response, **changes)

@@ -114,6 +114,10 @@ class SessionPool:
             self.live = self._new_session()
         self._park(outgoing)
 
+    def drop_parked(self) -> None:
+        """Throw out every parked session, to make room for what is in use elsewhere."""
+        self._parked = []
+
     def _swap(self, slot: _Parked) -> None:
         outgoing = self.live
         self._parked.remove(slot)

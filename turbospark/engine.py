@@ -1,0 +1,198 @@
+"""A loaded model and its conversations."""
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+from turbospark.errors import UnsupportedError
+from turbospark.loading.build import LoadedModel
+from turbospark.loading.plan import free_bytes, megabytes
+from turbospark.protocols import Drafter
+from turbospark.runner.conversation import Conversation
+from turbospark.runner.conversations import Conversations, Parked
+from turbospark.runner.drafting import choose_policy
+from turbospark.runner.generation import admit, collect, run
+from turbospark.runner.options import read_options
+from turbospark.runner.prompt import prompt_ids
+from turbospark.runner.results import GeneratedText, GenerationResponse
+from turbospark.runner.runner import Runner
+from turbospark.runner.serving import decide, remember, session_maker
+from turbospark.sessions.fingerprint import Fingerprint, fingerprint
+from turbospark.sessions.pool import SessionPool
+from turbospark.sessions.session import Session
+from turbospark.settings import RunnerConfig
+from turbospark.speculation.off import NoDrafter
+
+_LOG = logging.getLogger("turbospark")
+_REFUSED = {
+    "prompt_cache": "an engine keeps its caches itself; use engine.session() instead",
+    "draft_model": "what drafts is chosen by load(..., draft=...); leave it out",
+}
+
+
+class Engine:
+    """A loaded model with conversations of its own. Unpacks as (model, tokenizer).
+
+    Attributes:
+        model: the family's model.
+        tokenizer: the checkpoint's own.
+        model_config: config.json, or what a GGUF file says in its words.
+        config: how prompts are fed and sessions kept.
+        kernels: the kernel bodies that run.
+        drafter: what proposes tokens; one named "off" where nothing does.
+        runner: the producer behind `generate` and `stream`, for scripts that drive it themselves.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, config: RunnerConfig, drafter: Drafter | None = None
+    ) -> None:
+        self.model = loaded.model
+        self.tokenizer = loaded.tokenizer
+        self.model_config = loaded.config
+        self.source: Path = loaded.source
+        self.kernels = loaded.kernels
+        self.bodies = loaded.bodies
+        self.config = config
+        self.drafter = drafter or NoDrafter()
+        self._serving = decide(loaded.model, config, loaded.stop_ids, free_bytes())
+        remember(loaded.model, self._serving)
+        # One step at a time: what several threads ask for takes turns, token by token.
+        self._lock = threading.RLock()
+        pool = SessionPool(
+            session_maker(self.model, self._serving),
+            config.session_slots - 1,
+            parked_bytes=self._serving.idle_bytes,
+        )
+        self.runner = self._runner(pool, config.prefix_reuse)
+        self._conversations = Conversations(
+            self.tokenizer, self._serving, self._own_runner, self._fingerprint
+        )
+        self._parked = Parked(self.runner)
+        _LOG.info("idle conversations may keep %s", megabytes(self._serving.idle_bytes))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.model, self.tokenizer))
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine({str(self.source)!r}, {type(self.model).__name__}, "
+            f"max_context={self.max_context}, {self.kernels.describe()})"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedError(
+            "an Engine cannot be copied or pickled: its weights and kernels belong to this "
+            "process; load the model where it is needed, or open engine.session() for a "
+            "conversation of its own"
+        )
+
+    @property
+    def max_context(self) -> int:
+        """Tokens a session may hold."""
+        return self._serving.max_context
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Ids that end a text."""
+        return self._serving.stop_ids
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Prompt tokens of one forward pass."""
+        return self._serving.chunk
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes that conversations which are not in use may keep."""
+        return self._serving.idle_bytes
+
+    def generate(self, prompt: Any, **options: Any) -> GeneratedText:
+        """Generate a text.
+
+        It is one of `session_slots` anonymous conversations: a prompt that continues the text of
+        one of them feeds only what is new, whoever asked in between.
+
+        Args:
+            prompt: text; token ids; or a list of messages, for which the chat template is used.
+            options: max_tokens, temperature, top_p, top_k, min_p, repetition_penalty,
+                presence_penalty, frequency_penalty, seed, stop, stop_token_ids, logprobs,
+                logit_bias, sampler, logits_processors, prefill_chunk, prompt_progress_callback,
+                draft ("off" leaves drafting out), draft_block.
+
+        Returns:
+            a str; every field of `GenerationResponse` is an attribute of it.
+
+        Raises:
+            OptionError: an option is unknown, out of range or cannot be honoured.
+            PromptError: the prompt is empty, no prompt, or too long. Nothing has moved.
+            ProducerError: a forward pass failed; the next call starts over.
+        """
+        with self.runner.lock:
+            return collect(self.stream(prompt, **options))
+
+    def stream(self, prompt: Any, **options: Any) -> Iterator[GenerationResponse]:
+        """Generate a text token by token; arguments and errors as for `generate`.
+
+        Everything that can be refused is refused here, before the first step. The iterator may
+        be closed at any token; a later call on this engine ends it.
+        """
+        read = read_options(options, refused=_REFUSED)
+        ids = prompt_ids(prompt, self.tokenizer, self.model.vocab_size)
+        serving = self._serving
+        generation = admit(
+            self.runner, self.tokenizer, ids, read, stop_ids=serving.stop_ids, chunk=serving.chunk
+        )
+        return self._conversations.counted(self._parked, run(self.runner, generation))
+
+    def session(self, name: str = "") -> Conversation:
+        """Open a conversation: caches of its own, reused turn after turn.
+
+        Args:
+            name: the same name gives the same conversation, until it is closed, from whatever
+                part of a program it is asked for; the engine keeps it. Without a name it is a new
+                one each time, which lives as long as somebody holds it.
+        """
+        return self._conversations.open(name)
+
+    def load_session(self, path: str | os.PathLike[str], name: str | None = None) -> Conversation:
+        """Open a conversation that `Conversation.save` wrote; it goes on as if never saved.
+
+        Args:
+            path: the file.
+            name: of the conversation; by default the one it was saved under.
+
+        Raises:
+            SourceError: no file is there.
+            CheckpointError: the file is damaged, or was saved under another model, quantization,
+                tokenizer or kind of cache; the message says what differs.
+            OptionError: an open conversation has that name.
+        """
+        return self._conversations.load(path, name)
+
+    def _runner(self, pool: SessionPool, prefix_reuse: bool) -> Runner:
+        runner = Runner(
+            self.model,
+            pool,
+            self.drafter,
+            prefix_reuse=prefix_reuse,
+            prefer_reuse=True,
+            lock=self._lock,
+        )
+        if self.config.draft_block is not None and self.drafter.name != "off":
+            runner.block_policy = choose_policy(runner, self.config.draft_block)
+        return runner
+
+    def _own_runner(self, session: Session | None) -> Runner:
+        make = session_maker(self.model, self._serving)
+        return self._runner(SessionPool(make, live=session), prefix_reuse=True)
+
+    @functools.cached_property
+    def _identity(self) -> Fingerprint:
+        return fingerprint(self.model, self.model_config, self.tokenizer)
+
+    def _fingerprint(self) -> Fingerprint:
+        return self._identity

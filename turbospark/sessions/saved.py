@@ -1,0 +1,90 @@
+"""A session as values and arrays for a file, and back."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from turbospark.errors import CheckpointError
+from turbospark.sessions.session import Session
+
+
+def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict[str, mx.array]]:
+    """Everything that a session has beside what a model gives anew.
+
+    Args:
+        session: between two turns.
+        drafter: the name of what has drafted in it.
+
+    Raises:
+        CheckpointError: a forward pass failed in it, so its caches are not to be trusted.
+    """
+    if session.fed_ids.tainted:
+        raise CheckpointError(
+            f"{session!r} cannot be saved: a forward pass failed in it; send it something, which "
+            "feeds it anew, or reset it"
+        )
+    values: dict[str, Any] = {
+        "caches": [type(cache).__name__ for cache in session.caches],
+        "pending": session.pending,
+        "drafter": drafter,
+        "extras": sorted(session.extras),
+    }
+    arrays = {"fed_ids": mx.array(np.array(session.fed_ids.ids, dtype=np.int32))}
+    for index, cache in enumerate(session.caches):
+        arrays |= _under(f"cache.{index}.", cache.export())
+    if session.drafter_state is not None:
+        arrays |= _under("drafter.", session.drafter_state.export())
+    arrays |= _under("extra.", session.extras)
+    return values, arrays
+
+
+def restore_session(
+    session: Session, drafter: str, values: Mapping[str, Any], arrays: Mapping[str, mx.array]
+) -> None:
+    """Put what `export_session` gave into a session that nothing was fed to.
+
+    Another drafter than the saved one begins without having seen the text.
+
+    Raises:
+        CheckpointError: the caches or the drafter are of another kind; throw the session away.
+    """
+    kinds = [type(cache).__name__ for cache in session.caches]
+    if values["caches"] != kinds:
+        raise CheckpointError(
+            f"caches ({_counted(values['caches'])} in the file, {_counted(kinds)} here)"
+        )
+    for index, cache in enumerate(session.caches):
+        try:
+            cache.restore(_of(f"cache.{index}.", arrays))
+        except CheckpointError as error:
+            raise CheckpointError(f"cache {index}: {error}") from error
+    if session.drafter_state is not None and values["drafter"] == drafter:
+        try:
+            session.drafter_state.restore(_of("drafter.", arrays))
+        except CheckpointError as error:
+            raise CheckpointError(f"drafter {drafter!r}: {error}") from error
+    fed: list[int] = np.asarray(arrays["fed_ids"]).tolist()
+    offsets = {cache.offset for cache in session.caches}
+    if offsets - {len(fed)}:
+        raise CheckpointError(f"caches of {sorted(offsets)} tokens for {len(fed)} fed ids")
+    session.record(fed, 0)
+    session.pending = values["pending"]
+    session.extras = _of("extra.", arrays)
+
+
+def _under(prefix: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    return {prefix + name: array for name, array in arrays.items()}
+
+
+def _of(prefix: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    return {
+        name.removeprefix(prefix): array
+        for name, array in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _counted(kinds: list[str]) -> str:
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds)) or "none"
