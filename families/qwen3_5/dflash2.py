@@ -87,7 +87,7 @@ class DFlashAttention(nn.Module):
         rows = mx.reshape(x, (x.shape[0], -1, self._rope.head_dim))
         return rope_reference(rms_norm_reference(rows, norm.value), self._rope, position)
 
-    def values(self, v: mx.array) -> mx.array:
+    def value_heads(self, v: mx.array) -> mx.array:
         """Heads [T, Hkv, D] of v [T, Hkv * D]."""
         return mx.reshape(v, (v.shape[0], -1, self._rope.head_dim))
 
@@ -96,7 +96,7 @@ class DFlashAttention(nn.Module):
         q, k, v = self.project(u, phase)
         q = self.heads(q, self.q_norm, base).swapaxes(0, 1)  # [Hq, R, D]
         k = self.heads(k, self.k_norm, base).swapaxes(0, 1)  # [Hkv, R, D]
-        v = self.values(v).swapaxes(0, 1)
+        v = self.value_heads(v).swapaxes(0, 1)
         seen = base if self._window is None else min(base, self._window - 1)
         if seen:
             rows = newest_rows(cache.rows(), base - seen)
@@ -244,9 +244,9 @@ class DFlash(nn.Module):
         (rows,) = self.join(sturdy(streams), phase)
         spread = self.spread(rows, phase)  # k and v of every layer
         for i, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            attention = cast("DFlashAttention", layer.self_attn)
+            attention = layer.self_attn
             keys = attention.heads(spread[2 * i], attention.k_norm, cache.offset)
-            cache.append(keys, attention.values(spread[2 * i + 1]))
+            cache.append(keys, attention.value_heads(spread[2 * i + 1]))
 
     def hidden(self, tokens: mx.array, caches: Sequence[RowCache], phase: Phase) -> mx.array:
         """Normed rows [R, C] of a block of tokens [R] that stands behind the context.

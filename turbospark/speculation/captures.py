@@ -1,7 +1,7 @@
 """What drafters keep of a target's passes, and how their memory becomes arrays of a file."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -72,8 +72,8 @@ class CapturedRows:
         return list(self._blocks)
 
     def export(self) -> dict[str, mx.array]:
-        """`rows` [n, C] unless there are none, and `start` [1]."""
-        exported = {"start": mx.array([self.start], mx.int64)}
+        """`span` [2], the first position and the one behind the last; `rows` [n, C] if any."""
+        exported = {"span": mx.array([self.start, self.end], mx.int64)}
         return exported | ({"rows": self.between(self.start, self.end)} if len(self) else {})
 
     @staticmethod
@@ -83,18 +83,19 @@ class CapturedRows:
         Raises:
             CheckpointError: they are none, or of another width.
         """
-        start, rows = arrays.get("start"), arrays.get("rows")
-        if start is None or start.shape != (1,) or start.dtype != mx.int64:
-            raise CheckpointError("the captured rows of a drafter have no start")
-        if set(arrays) - {"start", "rows"} or int(start.item()) < 0:
-            raise CheckpointError(f"captured rows are start and rows, not {sorted(arrays)}")
-        captured = CapturedRows(int(start.item()))
-        if rows is not None:
-            floats = (mx.float32, mx.float16, mx.bfloat16)
-            if rows.ndim != 2 or rows.shape[1] != width or rows.dtype not in floats:
+        span = arrays.get("span")
+        if span is None or span.shape != (2,) or span.dtype != mx.int64:
+            raise CheckpointError(f"captured rows are span and rows, not {sorted(arrays)}")
+        start, end = cast("list[int]", span.tolist())
+        if not 0 <= start <= end or set(arrays) != {"span", *(["rows"] if end > start else [])}:
+            raise CheckpointError(f"captured rows {start} to {end} in {sorted(arrays)}")
+        captured = CapturedRows(start)
+        if end > start:
+            rows, floats = arrays["rows"], (mx.float32, mx.float16, mx.bfloat16)
+            if rows.shape != (end - start, width) or rows.dtype not in floats:
                 raise CheckpointError(
-                    f"captured rows are {rows.shape} {rows.dtype} where [n, {width}] floats are "
-                    "needed"
+                    f"captured rows are {rows.shape} {rows.dtype} where {(end - start, width)} "
+                    "floats are needed"
                 )
             captured.append(rows)
         return captured
@@ -109,7 +110,7 @@ def check_finite(rows: mx.array, position: int, what: str, *others: mx.array) ->
     bad = ~mx.isfinite(rows).all(axis=-1)
     evaluate(bad, *others)
     if bad.any().item():
-        first = position + int(mx.argmax(bad).item())
+        first = position + cast("int", mx.argmax(bad).item())
         raise NonFiniteError(
             f"{what} at position {first} holds NaN or infinity, so nothing can be drafted from it"
         )
@@ -180,5 +181,4 @@ def ids_of(arrays: Mapping[str, mx.array], name: str) -> list[int]:
     ids = arrays.get("ids")
     if ids is None or ids.ndim != 1 or ids.dtype != mx.int32 or len(arrays) != 1:
         raise CheckpointError(f"{name} of a drafter's state must be one row of int32 ids")
-    values: list[int] = ids.tolist() if ids.size else []  # pyright: ignore[reportAssignmentType]
-    return values
+    return cast("list[int]", ids.tolist())

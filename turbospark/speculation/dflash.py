@@ -26,7 +26,6 @@ from turbospark.speculation.captures import (
 )
 
 SLACK = 128
-"""Context rows that a ring keeps beyond its window, to be rewound."""
 
 
 class Blocks(Protocol):
@@ -181,14 +180,16 @@ class DFlashDrafter:
 
     Args:
         module: the family's, weights set and units bound.
+        slack: context rows that rings keep beyond their windows, to be rewound.
     """
 
     name = "dflash"
     block_passes = True
     hidden = False
 
-    def __init__(self, module: Blocks) -> None:
+    def __init__(self, module: Blocks, *, slack: int = SLACK) -> None:
         self.module = module
+        self._slack = slack
         self.max_block = module.rows - 1
         self.taps = module.taps
 
@@ -197,7 +198,9 @@ class DFlashDrafter:
 
     def new_state(self, max_context: int) -> DFlashState:
         """An empty state."""
-        return DFlashState(lambda: self.module.make_caches(max_context, SLACK), self.module.width)
+        return DFlashState(
+            lambda: self.module.make_caches(max_context, self._slack), self.module.width
+        )
 
     def observe(
         self, state: DFlashState, ids: Sequence[int], start: int, output: ForwardOutput

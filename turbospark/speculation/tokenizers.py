@@ -49,13 +49,15 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
 def _difference(target: Vocabulary, draft: Vocabulary) -> str | None:
     if target.vocab_size != draft.vocab_size:
         return f"it has {draft.vocab_size} tokens, the model's has {target.vocab_size}"
-    for name in ("bos_id", "eos_ids", "special_ids"):
-        own, other = getattr(draft, name), getattr(target, name)
-        if own != other and name == "special_ids":
-            strangers = sorted(own ^ other)[:3]
-            return f"token {strangers[0]} is special for only one of them"
-        if own != other:
-            return f"its {name} is {_shown(own)}, the model's is {_shown(other)}"
+    for name, mine, theirs in (
+        ("bos_id", draft.bos_id, target.bos_id),
+        ("eos_ids", draft.eos_ids, target.eos_ids),
+    ):
+        if mine != theirs:
+            return f"its {name} is {_shown(mine)}, the model's is {_shown(theirs)}"
+    strangers = sorted(draft.special_ids ^ target.special_ids)
+    if strangers:
+        return f"token {strangers[0]} is special for only one of them"
     size = target.vocab_size
     step = max(1, size // _SAMPLED)
     for token in sorted({*range(0, size, step), *range(max(0, size - 64), size)}):
@@ -68,5 +70,5 @@ def _difference(target: Vocabulary, draft: Vocabulary) -> str | None:
     return None
 
 
-def _shown(value: object) -> object:
-    return sorted(value) if isinstance(value, frozenset) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+def _shown(value: int | frozenset[int] | None) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value
