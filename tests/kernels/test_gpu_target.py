@@ -23,6 +23,10 @@ from turbospark.settings import KernelPolicy
 
 FAMILIES = ["gemma3_text", "gemma4_ple", "mistral_swa"]
 PROMPT, STEPS = 36, [1, 3]
+DECODE_BODIES = {
+    *("int4_gemv_1", "int4_gemv_pair", "rms_norm"),
+    *("attention_partials", "attention_combine"),
+}
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
@@ -75,8 +79,8 @@ def run_everything(kernels: GpuKernels, phase: Phase, count: int) -> list[mx.arr
 @pytest.mark.parametrize(
     ("phase", "count", "expected"),
     [
-        (Phase.DECODE, 1, {"int4_gemv", "rms_norm", "attention_partials", "attention_combine"}),
-        (Phase.DECODE, 8, {"int4_gemv", "rms_norm", "attention_partials", "attention_combine"}),
+        (Phase.DECODE, 1, DECODE_BODIES),
+        (Phase.DECODE, 8, DECODE_BODIES),
         (Phase.DECODE, 9, {"rms_norm"}),
         (Phase.PREFILL, 5, {"rms_norm"}),
     ],
@@ -128,13 +132,15 @@ def test_prefill_attention_equals_the_reference(count: int, window: int, with_si
 
 
 def test_an_unknown_body_cannot_be_disabled() -> None:
-    with pytest.raises(OptionError, match="int8_gemv; the bodies are int4_gemv"):
+    with pytest.raises(OptionError, match="int8_gemv; the bodies are int4_mma"):
         GpuKernels(EMULATION, KernelPolicy(disable_kernels="int8_gemv"))
 
 
 def test_the_description_names_the_bodies() -> None:
-    kernels = GpuKernels(EMULATION, KernelPolicy(disable_kernels="rms_norm"))
-    assert kernels.describe().startswith("emulation: int4_gemv, attention_decode; MLX")
+    kernels = GpuKernels(EMULATION, KernelPolicy(disable_kernels="rms_norm,int4_mma"))
+    described = kernels.describe()
+    assert described.startswith("emulation: int4_gemv, int4_rows, fused_projections,")
+    assert "dense_prefill, attention_decode; MLX operations" in described
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="MLX computes on a GPU here")

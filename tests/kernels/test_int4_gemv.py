@@ -7,8 +7,10 @@ from kernels.matrices import quantized, relative_error, rows
 from metal_emu import MetalRunError, require_emulator
 
 from turbospark.errors import KernelError, ShapeError
-from turbospark.kernels.gpu.int4_gemv import KERNEL, geometry, int4_gemv, takes
-from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.int4_gemv import int4_gemv
+from turbospark.kernels.gpu.int4_geometry import vector_geometry
+from turbospark.kernels.gpu.int4_product import Int4Product, takes
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
 
 # A sum over K adds rounding of its own, and results below the root mean square keep their ulp.
 SLACK = 4
@@ -33,7 +35,8 @@ def test_int4_gemv_is_the_product_with_the_dequantized_weight(case: GemvCase, ta
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_int4_gemv_takes_the_geometry_of_large_weights(case: GemvCase, target: str) -> None:
-    assert geometry(case.M, case.N, case.K)[1] == 8
+    product = Int4Product((case.weight()[0],), (None,))
+    assert vector_geometry("emulation", product, case.M).simdgroups == 8
     assert error(case, resolve(target)) < SLACK * ROUNDING[case.dtype]
 
 
@@ -68,8 +71,12 @@ def test_the_result_may_have_a_dtype_of_its_own(target: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ("&& first + r < N", "", "out of bounds of buffer 'y'|conflicting"),
-        ("metal::min(first + r, N - 1)", "first + r", "out of bounds of buffer 'codes'"),
+        ("&& n < columns", "", "out of bounds of buffer 'y0'|conflicting"),
+        (
+            "metal::min(first + r % ROWS, columns - 1)",
+            "first + r % ROWS",
+            "out of bounds of buffer 'codes0'",
+        ),
         ("if (lane == 0 &&", "if (", "conflicting"),
         ("K / GROUP) + k / GROUP", "K / GROUP) + k / GROUP + 1", "out of bounds of buffer"),
         ("K / 8) + k / 8", "K / 8) + k / 8 - 1", "out of bounds|misaligned"),
@@ -82,10 +89,10 @@ def test_the_result_may_have_a_dtype_of_its_own(target: str) -> None:
 def test_a_planted_mutation_is_caught(old: str, new: str, what: str | None) -> None:
     case = CASES[7]
     if what is None:
-        assert error(case, mutated("int4_gemv", old, new)) > SLACK * ROUNDING[case.dtype]
+        assert error(case, mutated("int4_gemv_1", old, new)) > SLACK * ROUNDING[case.dtype]
     else:
         with pytest.raises(MetalRunError, match=what):
-            error(case, mutated("int4_gemv", old, new))
+            error(case, mutated("int4_gemv_1", old, new))
 
 
 def test_shapes_that_have_no_body_are_refused() -> None:
@@ -114,7 +121,7 @@ def test_a_launch_that_breaks_a_rule_is_refused(
 ) -> None:
     x = mx.zeros(() if scalar else (1, 32))
     with pytest.raises(KernelError, match=message):
-        KERNEL(
+        Kernel("int4_rows", ("x", "a", "b", "c"), ("y",))(
             EMULATION,
             [x] * 4,
             template={"M": size},

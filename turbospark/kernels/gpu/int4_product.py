@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import mlx.core as mx
 
@@ -129,9 +130,7 @@ class Int4Product:
                 f"int4_gemv takes 1 to {MAX_ROWS} rows of {self.K} values, not x {x.shape}"
             )
         if x.dtype not in FLOATS or (self.dtype or x.dtype) not in FLOATS:
-            raise ShapeError(
-                f"int4_gemv takes floats, not x {x.dtype} and a result {self.dtype}"
-            )
+            raise ShapeError(f"int4_gemv takes floats, not x {x.dtype} and a result {self.dtype}")
         wanted = (x.shape[0], self.widths[0])
         if self.residual and (residual is None or residual.shape != wanted):
             given = None if residual is None else residual.shape
@@ -160,7 +159,7 @@ class Int4Product:
         return [v.astype(self.dtype or x.dtype) for v in made]
 
 
-def takes(w: Weight) -> bool:
+def takes(w: Weight) -> TypeGuard[QuantizedWeight]:
     """Whether a body reads this weight."""
     return (
         isinstance(w, QuantizedWeight)
@@ -184,10 +183,10 @@ def are_alike(weights: Sequence[QuantizedWeight]) -> bool:
 
 
 @functools.cache
-def _kernel(
-    name: str, count: int, is_pair: bool, only: str, helpers: tuple[str, ...]
-) -> Kernel:
-    weights = [f"{array}{i}" for i in range(count) for array in ("codes", "scales", "biases", "bias")]
+def _kernel(name: str, count: int, is_pair: bool, only: str, helpers: tuple[str, ...]) -> Kernel:
+    weights = [
+        f"{array}{i}" for i in range(count) for array in ("codes", "scales", "biases", "bias")
+    ]
     parts = 1 if is_pair else count
     return Kernel(
         f"{name}_{'pair' if is_pair else count}",

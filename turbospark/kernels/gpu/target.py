@@ -1,17 +1,18 @@
 """The targets metal and cuda: bodies where they carry, MLX's own operations for the rest."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.kernels.activations import activate_reference
-from turbospark.kernels.gpu import attention_decode, int4_gemv, rms_norm
+from turbospark.kernels.gpu import attention_decode
 from turbospark.kernels.gpu.attention_prefill import attention_prefill
+from turbospark.kernels.gpu.int4_product import takes
+from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
-from turbospark.kernels.quantized_matmul import quantized_matmul_reference
-from turbospark.kernels.rms_norm import rms_norm_reference
+from turbospark.kernels.gpu.products import Products
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
@@ -23,13 +24,23 @@ from turbospark.kernels.target import (
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, Norm, QuantizedWeight, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
-BODIES = ("int4_gemv", "rms_norm", "attention_decode")
-
-Product = Callable[[mx.array, Phase], mx.array]
+BODIES = (
+    "int4_mma",
+    "int4_gemv",
+    "int4_rows",
+    "fused_projections",
+    "fused_residual",
+    "fused_gate_up",
+    "fused_head",
+    "dense_prefill",
+    "rms_norm",
+    "attention_decode",
+)
+"""What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
 
 class GpuKernels:
@@ -52,6 +63,7 @@ class GpuKernels:
             )
         self._target = target
         self._enabled = [name for name in BODIES if name not in disabled]
+        self._products = Products(target, frozenset(self._enabled))
 
     @property
     def name(self) -> str:
@@ -64,8 +76,14 @@ class GpuKernels:
         return f"{self.name}: {bodies}; MLX operations on {mx.default_device()} for the rest"
 
     def embedding(self, weight: Weight, scale: float) -> Embed | None:
-        """None: table rows are looked up by MLX."""
-        return None
+        """Rows of a table, times `scale`."""
+        if "int4_rows" not in self._enabled or not takes(weight):
+            return None
+
+        def run(tokens: mx.array) -> mx.array:
+            return int4_rows(tokens.astype(mx.int32), weight, scale, target=self._target)
+
+        return run
 
     def head_norm_rope(
         self,
@@ -86,13 +104,18 @@ class GpuKernels:
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]
     ) -> Project | None:
         """rms-norm (if any), then every projection of the same input."""
-        if not self._has_body(weights, norm):
+        products = self._products
+        if not products.has_body(weights, norm):
             return None
-        products = [self._product(w, bias) for w, bias in zip(weights, biases, strict=True)]
+        fused = products.fused("fused_projections", weights, biases, norm=norm)
+        singles = [products.single(w, bias) for w, bias in zip(weights, biases, strict=True)]
 
         def run(x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
-            y = self._normed(x, norm)
-            return tuple(product(y, phase) for product in products)
+            made = None if fused is None else fused(x, None, phase)
+            if made is None:
+                y = products.normed(x, norm)
+                made = [single(y, phase) for single in singles]
+            return tuple(made)
 
         return run
 
@@ -100,14 +123,9 @@ class GpuKernels:
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
     ) -> AddProjected | None:
         """Compute residual + post_norm(weight @ x + bias)."""
-        if not self._has_body([weight], post_norm):
+        if not self._products.has_body([weight], post_norm):
             return None
-        product = self._product(weight, bias)
-
-        def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
-            return residual + self._normed(product(x, phase), post_norm)
-
-        return run
+        return self._added(weight, bias, post_norm)
 
     def gated_mlp(
         self,
@@ -121,18 +139,40 @@ class GpuKernels:
         residual: bool,
     ) -> Transform | None:
         """Compute h + post_norm(down(act(gate y) * up y)), y = norm(h); `h +` if `residual`."""
-        weights = (gate, up, down)
-        if not self._has_body(weights, norm, post_norm):
+        products = self._products
+        if not products.has_body((gate, up, down), norm, post_norm):
             return None
-        to_gate, to_up, to_down = (
-            self._product(w, bias) for w, bias in zip(weights, biases, strict=True)
+        fused = products.fused(
+            "fused_gate_up", [gate, up], biases[:2], norm=norm, activation=activation
         )
+        to_gate, to_up = (products.single(w, b) for w, b in zip((gate, up), biases, strict=False))
+        added, plain = self._added(down, biases[2], post_norm), products.single(down, biases[2])
 
         def run(h: mx.array, phase: Phase) -> mx.array:
-            y = self._normed(h, norm)
-            gated = activate_reference(to_gate(y, phase), activation) * to_up(y, phase)
-            out = self._normed(to_down(gated, phase), post_norm)
-            return h + out if residual else out
+            made = None if fused is None else fused(h, None, phase)
+            if made is None:
+                y = products.normed(h, norm)
+                made = [activate_reference(to_gate(y, phase), activation) * to_up(y, phase)]
+            if residual:
+                return added(made[0], h, phase)
+            return products.normed(plain(made[0], phase), post_norm)
+
+        return run
+
+    def _added(self, weight: Weight, bias: mx.array | None, post_norm: Norm | None) -> AddProjected:
+        products = self._products
+        single = products.single(weight, bias)
+        fused = (
+            products.fused("fused_residual", [weight], [bias], residual=True)
+            if post_norm is None
+            else None
+        )
+
+        def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
+            made = None if fused is None else fused(x, residual, phase)
+            if made is None:
+                return residual + products.normed(single(x, phase), post_norm)
+            return made[0]
 
         return run
 
@@ -140,12 +180,19 @@ class GpuKernels:
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
     ) -> Transform | None:
         """float32 logits of the rows given: softcap(weight @ norm(h) + bias)."""
-        if not self._has_body([weight], norm):
+        products = self._products
+        if not products.has_body([weight], norm):
             return None
-        product = self._product(weight, bias, mx.float32)
+        fused = products.fused(
+            "fused_head", [weight], [bias], norm=norm, softcap=softcap, dtype=mx.float32
+        )
+        single = products.single(weight, bias, mx.float32)
 
         def run(h: mx.array, phase: Phase) -> mx.array:
-            logits = product(self._normed(h, norm), phase)
+            made = None if fused is None else fused(h, None, phase)
+            if made is not None:
+                return made[0]
+            logits = single(products.normed(h, norm), phase)
             return logits if softcap is None else mx.tanh(logits / softcap) * softcap
 
         return run
@@ -158,37 +205,14 @@ class GpuKernels:
 
         def run(q: mx.array, cache: Any, phase: Phase) -> mx.array:
             rows = cache.rows()
+            if isinstance(rows, StepRows):
+                return attention_decode.attention_step(
+                    q, rows, scale, window, sinks, target=self._target
+                )
             if has_body and phase is Phase.DECODE and q.shape[0] <= attention_decode.MAX_ROWS:
                 return attention_decode.attention_decode(
                     q, rows, scale, window, sinks, target=self._target
                 )
             return attention_prefill(q, rows, scale, window, sinks)
-
-        return run
-
-    def _has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
-        """Whether any part of a unit runs in a body of this target."""
-        if "rms_norm" in self._enabled and any(norm is not None for norm in norms):
-            return True
-        return "int4_gemv" in self._enabled and any(map(int4_gemv.takes, weights))
-
-    def _normed(self, x: mx.array, norm: Norm | None) -> mx.array:
-        if norm is None or "rms_norm" not in self._enabled:
-            return rms_norm_reference(x, norm)
-        return rms_norm.rms_norm(x, norm, target=self._target)
-
-    def _product(
-        self, weight: Weight, bias: mx.array | None, dtype: mx.Dtype | None = None
-    ) -> Product:
-        """A product with a weight: the body for a few rows in decode, MLX's operation else."""
-        has_body = "int4_gemv" in self._enabled and int4_gemv.takes(weight)
-
-        def run(x: mx.array, phase: Phase) -> mx.array:
-            few = phase is Phase.DECODE and x.shape[0] <= int4_gemv.MAX_ROWS
-            if not (has_body and few and isinstance(weight, QuantizedWeight)):
-                y = quantized_matmul_reference(x, weight, bias)
-                return y if dtype is None else y.astype(dtype)
-            y = int4_gemv.int4_gemv(x, weight, dtype=dtype, target=self._target)
-            return y if bias is None else y + bias.astype(y.dtype)
 
         return run

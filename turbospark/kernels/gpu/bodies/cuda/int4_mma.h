@@ -282,7 +282,7 @@ for (int round = 0; round < rounds; round++) {
         }
         if (HAS_BIAS) {
           if ((HAS_BIAS >> (MATRICES == 2 ? matrix : part)) % 2 == 1) {
-            result[matrix] += static_cast<float>(MATRIX(bias, part, matrix)[n]);
+            result[matrix] += MATRIX_VALUE(bias, part, matrix, n);
           }
         }
       }

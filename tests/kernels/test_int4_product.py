@@ -1,0 +1,117 @@
+import mlx.core as mx
+import pytest
+from kernels.cases_gpu import TARGETS, mutated, resolve
+from kernels.cases_gpu_int4_product import CASES, TOLERANCE, ProductCase
+from metal_emu import MetalRunError
+
+from turbospark.errors import ShapeError
+from turbospark.kernels.gpu import int4_mma
+from turbospark.kernels.gpu.int4_gemv import vector_product
+from turbospark.kernels.gpu.int4_mma import Geometry, choose_geometry
+from turbospark.kernels.gpu.kernel import GpuTarget
+
+TENSOR_CASES = [case.in_groups_of_64() for case in CASES]
+
+
+def composed(case: ProductCase) -> list[mx.array]:
+    """The form from its references, each rounded to the dtype of x as a unit's reference is."""
+    product = case.product()
+    return product.reference(case.x(), case.added())
+
+
+def error(got: list[mx.array], wanted: list[mx.array]) -> float:
+    """Largest difference over the largest value of each result."""
+    wide = [(g.astype(mx.float32), w.astype(mx.float32)) for g, w in zip(got, wanted, strict=True)]
+    return max((mx.abs(g - w).max() / mx.abs(w).max()).item() for g, w in wide)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_fused_form_equals_its_composition(case: ProductCase, target: str) -> None:
+    got = vector_product(case.product(), case.x(), case.added(), resolve(target))
+    wanted = composed(case)
+    assert [(y.shape, y.dtype) for y in got] == [(y.shape, y.dtype) for y in wanted]
+    assert error(got, wanted) < TOLERANCE[case.dtype]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", TENSOR_CASES, ids=str)
+def test_a_fused_form_on_tensor_cores_equals_its_composition(case: ProductCase) -> None:
+    target = resolve("cuda")
+    assert target is not None
+    got = int4_mma.int4_mma(case.product(), case.x(), case.added(), target)
+    assert error(got, composed(case)) < TOLERANCE[case.dtype]
+
+
+def alone(case: ProductCase, m: int, target: GpuTarget | None, tensor: bool) -> list[mx.array]:
+    added = case.added()
+    row = case.x()[m : m + 1]
+    more = None if added is None else added[m : m + 1]
+    if tensor and target is not None:
+        return int4_mma.int4_mma(case.product(), row, more, target)
+    return vector_product(case.product(), row, more, target)
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("case", [CASES[2], CASES[4], CASES[7]], ids=str)
+def test_a_row_does_not_depend_on_its_neighbours(case: ProductCase, target: str) -> None:
+    gpu = resolve(target)
+    together = vector_product(case.product(), case.x(), case.added(), gpu)
+    for m in range(case.M):
+        for all_rows, row in zip(together, alone(case, m, gpu, False), strict=True):
+            assert mx.array_equal(all_rows[m : m + 1], row)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", [TENSOR_CASES[2], TENSOR_CASES[4], TENSOR_CASES[7]], ids=str)
+@pytest.mark.parametrize("staged", [True, False])
+def test_a_row_on_tensor_cores_does_not_depend_on_its_neighbours(
+    case: ProductCase, staged: bool
+) -> None:
+    target, product = resolve("cuda"), case.product()
+    assert target is not None
+    cut = choose_geometry(product, case.M)
+    if not staged:
+        if product.norm is not None:
+            pytest.skip("a norm stages x")
+        cut = Geometry(cut.warps, cut.step, 3, 1, False)
+    together = int4_mma.int4_mma(product, case.x(), case.added(), target, cut)
+    for m in range(case.M):
+        for all_rows, row in zip(together, alone(case, m, target, True), strict=True):
+            assert mx.array_equal(all_rows[m : m + 1], row)
+
+
+@pytest.mark.parametrize(
+    ("case", "old", "new"),
+    [
+        (CASES[4], "activate<ACTIVATION>(value)", "value"),
+        (CASES[3], "metal::min(first + r % ROWS, columns - 1)", "first + r % ROWS"),
+        (CASES[2], "squares[m]) * (1.0f", "total[m][0]) * (1.0f"),
+        (CASES[3], "unit -= UNITS(PART(N, i), ROWS);", "unit -= UNITS(PART(N, i), ROWS) - 1;"),
+        (CASES[6], "residual[m * N0 + n]", "residual[n]"),
+    ],
+    ids=["activation", "row", "norm", "part", "residual"],
+)
+def test_a_planted_mistake_is_caught(case: ProductCase, old: str, new: str) -> None:
+    kernel = case.product().kernel("int4_gemv").name
+    try:
+        got = vector_product(case.product(), case.x(), case.added(), mutated(kernel, old, new))
+    except MetalRunError:
+        return
+    wrong = error(got, composed(case))
+    assert not wrong < TOLERANCE[case.dtype]
+
+
+def test_weights_of_different_layouts_are_refused() -> None:
+    case = CASES[1]
+    mixed = case.product()
+    other = ProductCase(1, (21,), 320, 64).product()
+    object.__setattr__(mixed, "weights", (mixed.weights[0], other.weights[0]))
+    with pytest.raises(ShapeError, match="weights of one layout and K"):
+        vector_product(mixed, case.x(), None)
+
+
+def test_a_residual_of_another_shape_is_refused() -> None:
+    case = CASES[7]
+    with pytest.raises(ShapeError, match=r"adds a residual \(8, 29\), not \(8, 30\)"):
+        vector_product(case.product(), case.x(), mx.zeros((8, 30)))
