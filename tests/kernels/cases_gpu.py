@@ -3,13 +3,14 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import metal_emu
 import mlx.core as mx
 import pytest
 
-from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget
+from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget, header, strip_comments
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 ROUNDING = {mx.float32: 2e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
@@ -35,6 +36,19 @@ def poisoned(target: GpuTarget) -> GpuTarget:
         return functools.partial(target.builder(**names), init_value=float("nan"))
 
     return replace(target, builder=build)
+
+
+def tensor_emulation(order: int = 0) -> GpuTarget:
+    """The emulation with bodies for tensor cores, whose instructions are made of shuffles."""
+    metal_emu.require_emulator()
+    helpers = strip_comments(Path(__file__).with_name("tensor_emulation.h").read_text("ascii"))
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        if names["name"] == "attention_tensor":
+            names["header"] = header(EMULATION) + helpers
+        return metal_emu.metal_kernel(**names, strict=True, order=order)
+
+    return poisoned(GpuTarget("emulation", "metal.h", build, "cuda"))
 
 
 POISONED = {"metal": poisoned(METAL), "cuda": poisoned(CUDA)}

@@ -113,3 +113,20 @@ CASES = [
     AttentionCase(3, (6, 3), 96, 413, 400, first=261, sealed=139, tail=17, window=130),
     AttentionCase(8, (3, 1), 32, 61, 58, first=36, sealed=22, tail=128, window=11),
 ]
+
+# For tensor cores: every shape of a warp, one and two tiles of queries.
+TENSOR_CASES = [
+    AttentionCase(3, (5, 1), 128, 300, 256, sealed=384, tail=128, dtype=BF16, kv_dtype=BF16),
+    AttentionCase(7, (6, 2), 64, 290, 256, sealed=256, tail=128, window=131, sinks=True,
+                  dtype=F16, kv_dtype=F16),
+    AttentionCase(2, (10, 2), 96, 413, 400, first=261, sealed=139, tail=17, window=130,
+                  dtype=BF16, kv_dtype=BF16),
+    AttentionCase(8, (3, 1), 32, 61, 58, first=36, sealed=22, tail=128, window=11,
+                  dtype=BF16, kv_dtype=BF16),
+    AttentionCase(4, (3, 1), 192, end=137, boundary=128, sealed=128, tail=128,
+                  dtype=F16, kv_dtype=F16),
+    AttentionCase(1, (8, 2), 256, end=140, boundary=140, sealed=150, dtype=F16, kv_dtype=F16),
+    AttentionCase(5, (2, 1), 384, end=37, boundary=0, tail=128, dtype=F16, kv_dtype=F16),
+    AttentionCase(1, (2, 1), 512, end=135, boundary=128, sealed=128, tail=128,
+                  dtype=BF16, kv_dtype=BF16),
+]  # fmt: skip

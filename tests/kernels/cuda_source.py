@@ -35,8 +35,11 @@ def assemble(names: dict[str, Any], call: dict[str, Any]) -> str:
     parameters: list[str] = []
     for name, array in inputs:
         parameters.append(f"    const {TYPES[array.dtype]}* {name}")
-        if f"{name}_strides" in names["source"]:
-            parameters.append(f"    const __grid_constant__ Strides {name}_strides")
+        parameters += [
+            f"    const __grid_constant__ {fact.title()} {name}_{fact}"
+            for fact in ("shape", "strides")
+            if f"{name}_{fact}" in names["source"]
+        ]
     parameters += [f"    {TYPES[dtype]}* {name}" for name, dtype in outputs]
     constants = [
         f"  using {name} = {TYPES[value]};"
@@ -74,7 +77,7 @@ def recording(sources: list[str]) -> GpuTarget:
 
         return launch
 
-    return GpuTarget("recording", "cuda.h", build)
+    return GpuTarget("recording", "cuda.h", build, "cuda")
 
 
 def compile_source(source: str, headers: Path) -> str:

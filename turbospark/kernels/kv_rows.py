@@ -73,6 +73,22 @@ def newest_rows(rows: KVRows, begin: int) -> tuple[mx.array, mx.array]:
     return mx.concatenate(list(keys), axis=1), mx.concatenate(list(values), axis=1)
 
 
+class StepRows(NamedTuple):
+    """One layer's rows inside a step that is compiled once: what changes is an array.
+
+    Attributes:
+        sealed: rows of positions below lengths[0], as in `KVRows`; where there are none, the tail
+            stands in.
+        tail: rows of positions from lengths[0] on.
+        lengths: int32 [2], the position of the tail's first row and that of the step's first row.
+            All layers of a model share it.
+    """
+
+    sealed: RowBlock
+    tail: RowBlock
+    lengths: mx.array
+
+
 class RowStore(Protocol):
     """What attention kernels ask of a cache."""
 

@@ -41,7 +41,7 @@ Variable variables[max_variables];
 char* arena;
 size_t arena_used;
 
-constexpr int16_t nobody = -1, several = -2;
+constexpr int16_t nobody = -1, several = -2, several_of_first_simdgroup = -3;
 struct Touch {  // the last access of one kind to a byte
   uint32_t epoch, simdgroup_epoch;
   int16_t thread;
@@ -61,13 +61,18 @@ const Variable* variable_at(size_t offset, size_t slack) {
   return nullptr;
 }
 
+// Whose SIMD-group's access that was; -1 where it was more than one's.
+int simdgroup_of(const Touch& touch) {
+  if (touch.thread >= 0) return (int)fibers[touch.thread].self.simdgroup_index_in_threadgroup;
+  return touch.thread <= several_of_first_simdgroup ? several_of_first_simdgroup - touch.thread : -1;
+}
+
 // Did a barrier come between that access and one by the current thread now?
 bool ordered(const Touch& before) {
   if (before.thread == current || before.epoch != barrier_epoch) return true;
-  if (before.thread < 0) return false;
-  uint32_t mine = fibers[current].self.simdgroup_index_in_threadgroup;
-  return fibers[before.thread].self.simdgroup_index_in_threadgroup == mine &&
-         before.simdgroup_epoch != simdgroup_epoch[mine];
+  int theirs = simdgroup_of(before);
+  int mine = (int)fibers[current].self.simdgroup_index_in_threadgroup;
+  return theirs == mine && before.simdgroup_epoch != simdgroup_epoch[mine];
 }
 
 void touch_threadgroup_byte(const Variable& v, size_t at, bool write, void* pc) {
@@ -97,8 +102,10 @@ void touch_threadgroup_byte(const Variable& v, size_t at, bool write, void* pc) 
     s.write = now;
     return;
   }
-  if (s.read.epoch == barrier_epoch && s.read.thread != current && !ordered(s.read))
-    now.thread = several;
+  if (s.read.epoch == barrier_epoch && s.read.thread != current && !ordered(s.read)) {
+    bool is_same = simdgroup_of(s.read) == (int)group;
+    now.thread = is_same ? (int16_t)(several_of_first_simdgroup - (int)group) : several;
+  }
   s.read = now;
 }
 

@@ -3,30 +3,27 @@
 Its reference is `attend_reference` of kernels/attention.py.
 """
 
-from collections.abc import Sequence
+import functools
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.attention import attend_reference, first_key
+from turbospark.kernels.gpu import attention_geometry as geometry
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_target
-from turbospark.kernels.kv_rows import KVRows, RowBlock
+from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
 from turbospark.kernels.target import HeadGeometry
 
-PARTIALS = Kernel(
-    "attention_partials",
-    ("q", "sealed_k", "sealed_v", "tail_k", "tail_v", "lengths", "scale"),
-    ("partials", "tops", "totals"),
+_INPUTS = ("q", "sealed_k", "sealed_v", "tail_k", "tail_v", "lengths", "scale")
+_PARTS = ("partials", "tops", "totals")
+PARTIALS = Kernel("attention_partials", _INPUTS, _PARTS)
+TENSOR = Kernel("attention_tensor", _INPUTS, _PARTS, only="cuda", helpers=("cuda_tensor.h",))
+COMBINE = Kernel(
+    "attention_combine", (*_PARTS, "lengths", "sinks", "gate"), ("y",), takes_strides=True
 )
-COMBINE = Kernel("attention_combine", ("partials", "tops", "totals", "lengths", "sinks"), ("y",))
 MAX_ROWS = 8
-CHUNK = 128  # keys of one threadgroup; a constant, so that a row's sums never change with length
-THREADS = 128
 
 Sizes = dict[str, mx.Dtype | int | bool]
-
-_MAX_QUERIES = 16  # of one threadgroup, bounded by registers
-_QUERY_VALUES = 4096  # of one threadgroup, bounded by its memory
 
 
 def attention_decode(
@@ -58,94 +55,156 @@ def attention_decode(
         ShapeError: `q` is outside these bounds, or the cache no longer holds a row that a query
             must see.
     """
-    heads = _check(q, rows, sinks)
+    sealed, tail = _blocks(rows)
+    _check(q, sealed.k, sinks)
+    T = q.shape[0]
+    if rows.end < T:
+        raise ShapeError(f"attention_decode takes 1 to {rows.end} query rows here, not {T}")
     target = target or current_target()
     if target is None:
         return attend_reference(q, rows, scale, window, sinks)
-    T, Hq, D = q.shape
-    begin = first_key(rows, T, window)
-    splits = -(-rows.end // CHUNK) - begin // CHUNK
-    sealed, tail = _blocks(rows)
-    lengths = mx.array(
-        [begin, rows.boundary, rows.end, sealed.capacity, tail.capacity, splits], mx.int32
-    )
+    first_key(rows, T, window)
+    step = StepRows(sealed, tail, lengths_of(rows.boundary, rows.end - T))
+    return attention_step(q, step, scale, window, sinks, target=target)
+
+
+def attention_step(
+    q: mx.array,
+    rows: StepRows,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+    gate: mx.array | None = None,
+    *,
+    target: GpuTarget,
+) -> mx.array:
+    """The same where positions are arrays, so that a compiled step serves every length.
+
+    Args:
+        q: [T, Hq, D]; row i stands at position rows.lengths[1] + i, its own key is in `rows`.
+        rows: what the step reads.
+        scale: factor of the scores.
+        window: keys a query sees, its own included; None for all.
+        sinks: [Hq] scores that join each head's softmax and add no value.
+        gate: [T, Hq * D], or [T, Hq, n] with n >= D whose first D numbers of a head count; the
+            result is multiplied by its sigmoid. Strides of all but the first axis are dense.
+        target: where.
+
+    Returns:
+        [T, Hq * D] in the dtype of `q`.
+
+    Raises:
+        ShapeError: shapes do not fit.
+    """
+    heads = _check(q, rows.sealed.k, sinks)
+    (T, Hq, D), lanes = q.shape, geometry.combine_lanes(heads.head_dim)
+    if gate is not None and (gate.shape[0] != T or gate.size < T * Hq * D):
+        raise ShapeError(f"attention of q {q.shape} takes a gate {(T, Hq * D)}, not {gate.shape}")
+    tensor = target.own == "cuda" and geometry.has_tensor_shape(D, q.dtype, rows.sealed.k.dtype)
+    cut = geometry.chunks(heads, window, tensor=tensor)
     sizes: Sizes = {
-        "T": q.dtype,
         "M": T,
         "D": D,
         "HEADS": Hq,
-        "CHUNK": CHUNK,
-        "THREADS": THREADS,
-        "KEY_GROUPS": THREADS * 4 // D,
+        "CHUNK": cut.size,
+        "FIRST": cut.first,
+        "WINDOW": window or 0,
     }
-    inputs = [q, sealed.k, sealed.v, tail.k, tail.v, lengths, constant(scale)]
-    partials = _partials(target, inputs, heads, splits, {**sizes, "WINDOW": window or 0})
+    kernel, threads, tiles, shape = _tensor(heads, q) if tensor else _vector(heads, q, rows)
+    splits = cut.count(_capacity(rows), T, window)
+    parts = kernel(
+        target,
+        [q, rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v, rows.lengths, constant(scale)],
+        template={**sizes, **shape, "SHARE": Hq // heads.num_kv_heads, "TILES": tiles},
+        grid=(threads, heads.num_kv_heads * tiles, splits),
+        threadgroup=(threads, 1, 1),
+        outputs=[((splits, T, Hq, D), mx.float32), *[((splits, T, Hq), mx.float32)] * 2],
+    )
     (y,) = COMBINE(
         target,
-        [*partials, lengths, lengths if sinks is None else sinks],
-        template={**sizes, "HAS_SINKS": sinks is not None},
-        grid=(THREADS, T * Hq, 1),
-        threadgroup=(THREADS, 1, 1),
+        [
+            *parts,
+            rows.lengths,
+            rows.lengths if sinks is None else sinks,
+            parts[1] if gate is None else gate,
+        ],
+        template={
+            **sizes,
+            "T": q.dtype,
+            "LANES": lanes,
+            "THREADS": geometry.COMBINE_THREADS,
+            "HAS_SINKS": sinks is not None,
+            "HAS_GATE": gate is not None,
+            "GATE_STEP": D if gate is None or gate.ndim == 2 else gate.shape[2],
+        },
+        grid=(geometry.COMBINE_THREADS, T * Hq, D // (4 * lanes)),
+        threadgroup=(geometry.COMBINE_THREADS, 1, 1),
         outputs=[((T, Hq * D), q.dtype)],
     )
     return y
 
 
-def _partials(
-    target: GpuTarget,
-    inputs: Sequence[mx.array],
-    heads: HeadGeometry,
-    splits: int,
-    sizes: Sizes,
-) -> list[mx.array]:
-    """The first pass: weighted values [splits, T, Hq, D], largest scores, sums of weights."""
-    T, Hq, D = inputs[0].shape
-    share = Hq // heads.num_kv_heads
-    queries = min(T * share, _MAX_QUERIES, _QUERY_VALUES // D)
-    tiles = -(-T * share // queries)
-    return PARTIALS(
-        target,
-        inputs,
-        template={
-            **sizes,
-            "KV": inputs[1].dtype,
-            "SHARE": share,
-            "QUERIES": queries,
-            "TILES": tiles,
-        },
-        grid=(THREADS, heads.num_kv_heads * tiles, splits),
-        threadgroup=(THREADS, 1, 1),
-        outputs=[
-            ((splits, T, Hq, D), mx.float32),
-            ((splits, T, Hq), mx.float32),
-            ((splits, T, Hq), mx.float32),
-        ],
-    )
+@functools.lru_cache(maxsize=4)
+def lengths_of(boundary: int, start: int) -> mx.array:
+    """What the kernels of a step are told: where the tail begins, where its first row stands."""
+    return mx.array([boundary, start], mx.int32)
 
 
 def takes(heads: HeadGeometry) -> bool:
     """Whether `attention_decode` has a body for this geometry."""
-    return heads.head_dim % 8 == 0 and 8 <= heads.head_dim <= 4 * THREADS
+    return geometry.has_vector_shape(heads.head_dim)
 
 
-def _check(q: mx.array, rows: KVRows, sinks: mx.array | None) -> HeadGeometry:
-    if q.ndim != 3 or not 1 <= q.shape[0] <= min(MAX_ROWS, rows.end):
+def _vector(heads: HeadGeometry, q: mx.array, rows: StepRows) -> tuple[Kernel, int, int, Sizes]:
+    """The body that every target has: threads, tiles of queries, template."""
+    shape = geometry.vector_shape(heads, q.shape[0])
+    sizes: Sizes = {
+        "KV": rows.sealed.k.dtype,
+        "QUERIES": shape.queries,
+        "LANES": shape.lanes,
+        "QUADS": shape.quads,
+        "BATCH": min(shape.lanes, 4),
+        "SIMDGROUPS": geometry.SIMDGROUPS,
+    }
+    tiles = -(-q.shape[0] * heads.num_heads // (heads.num_kv_heads * shape.queries))
+    return PARTIALS, 32 * geometry.SIMDGROUPS, tiles, sizes
+
+
+def _tensor(heads: HeadGeometry, q: mx.array) -> tuple[Kernel, int, int, Sizes]:
+    """The same on tensor cores."""
+    shape = geometry.tensor_shape(heads, q.shape[0])
+    sizes: Sizes = {
+        "T": q.dtype,
+        "DIMS": shape.dims,
+        "WARPS": shape.warps,
+        "KEY_TILES": shape.key_tiles,
+        "QUERY_TILES": shape.query_tiles,
+    }
+    queries = q.shape[0] * heads.num_heads // heads.num_kv_heads
+    return TENSOR, 32 * shape.warps, -(-queries // (16 * shape.query_tiles)), sizes
+
+
+def _check(q: mx.array, keys: mx.array, sinks: mx.array | None) -> HeadGeometry:
+    if q.ndim != 3 or not 1 <= q.shape[0] <= MAX_ROWS:
         raise ShapeError(
-            f"attention_decode takes 1 to {MAX_ROWS} query rows [T, Hq, D] whose keys are in the "
-            f"cache, not q {q.shape} over {rows.end} rows"
+            f"attention_decode takes 1 to {MAX_ROWS} query rows [T, Hq, D], not q {q.shape}"
         )
     _, Hq, D = q.shape
-    keys = _blocks(rows)[0].k
     Hkv, _, kv_dim = keys.shape
     heads = HeadGeometry(Hq, Hkv, D)
     if kv_dim != D or Hq % Hkv or not takes(heads):
         raise ShapeError(
-            f"attention_decode takes head dimensions that are a multiple of 8 up to "
-            f"{4 * THREADS}, the same in q {q.shape} and keys {keys.shape}"
+            f"attention_decode takes head dimensions that are a multiple of 32 up to 512, or of 8 "
+            f"where few remain, the same in q {q.shape} and keys {keys.shape}"
         )
     if sinks is not None and sinks.shape != (Hq,):
         raise ShapeError(f"attention_decode takes sinks {(Hq,)}, not {sinks.shape}")
     return heads
+
+
+def _capacity(rows: StepRows) -> int:
+    tail = rows.tail.k.shape[1]
+    return tail if rows.sealed is rows.tail else rows.sealed.k.shape[1] + tail
 
 
 def _blocks(rows: KVRows) -> tuple[RowBlock, RowBlock]:

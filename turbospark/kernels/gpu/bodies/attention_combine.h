@@ -1,14 +1,19 @@
-// Joins the partials of attention_partials: y = sum(weight partial) / sum(weight total), where a
-// chunk's weight is exp(its top - the largest top). A threadgroup (THREADS, 1, 1) a query, grid y.
-// Chunks are dealt to threads by their absolute number, so a row does not depend on its neighbours.
-SHARED float joined[D];
-SHARED float group_total[KEY_GROUPS];
+// Joins the partials of a chunk each: y = sum(weight partial) / sum(weight total), where a chunk's
+// weight is exp(its top - the largest top); times sigmoid(gate) if HAS_GATE. Threadgroup
+// (THREADS, 1, 1); grid y: query; grid z: LANES times four columns. Chunks are dealt to groups of
+// threads by their absolute number, so a row does not depend on its neighbours.
+SHARED float group_sum[THREADS * 4];
+SHARED float group_total[THREADS / LANES];
 SHARED float group_top[THREADS / 32];
 const float masked = -3.0e38f;
+const int key_groups = THREADS / LANES;
 const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int query = static_cast<int>(threadgroup_position_in_grid.y);
-const int first_chunk = lengths[0] / CHUNK;
-const int splits = lengths[5];
+const int column = static_cast<int>(threadgroup_position_in_grid.z) * 4 * LANES;
+const int start = lengths[1];
+const int begin = WINDOW == 0 ? 0 : metal::max(0, start + 1 - WINDOW);
+const int first_chunk = chunk_of(begin, CHUNK, FIRST);
+const int splits = chunk_of(start + M - 1, CHUNK, FIRST) - first_chunk + 1;
 
 float top = HAS_SINKS ? static_cast<float>(sinks[query % HEADS]) : masked;
 const float sink = top;
@@ -24,34 +29,37 @@ UNROLL for (int group = 0; group < THREADS / 32; group++) {
   top = metal::max(top, group_top[group]);
 }
 
-const int key_group = thread_index / (D / 4);
-const int column = thread_index % (D / 4) * 4;
-const int turn = (key_group + KEY_GROUPS - first_chunk % KEY_GROUPS) % KEY_GROUPS;
+const int key_group = thread_index / LANES;
+const int within = thread_index % LANES * 4;
 float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 float total = 0.0f;
-if (key_group < KEY_GROUPS) {
-  for (int split = turn; split < splits; split += KEY_GROUPS) {
-    const int n = split * M * HEADS + query;
-    const float weight = tops[n] == masked ? 0.0f : metal::fast::exp(tops[n] - top);
-    const Pack<float, 4> partial = load_pack<4>(partials + n * D + column);
-    total = metal::fma(weight, totals[n], total);
-    UNROLL for (int i = 0; i < 4; i++) { sum[i] = metal::fma(weight, partial.v[i], sum[i]); }
-  }
-  if (column == 0) {
-    group_total[key_group] = total;
-  }
+for (int split = (key_group - first_chunk) & (key_groups - 1); split < splits;
+     split += key_groups) {
+  const int n = split * M * HEADS + query;
+  const float weight = tops[n] == masked ? 0.0f : metal::fast::exp(tops[n] - top);
+  const Pack<float, 4> partial = load_pack<4>(partials + n * D + column + within);
+  total = metal::fma(weight, totals[n], total);
+  UNROLL for (int i = 0; i < 4; i++) { sum[i] = metal::fma(weight, partial.v[i], sum[i]); }
 }
-for (int group = 0; group < KEY_GROUPS; group++) {
-  if (key_group == group) {
-    UNROLL for (int i = 0; i < 4; i++) {
-      joined[column + i] = group == 0 ? sum[i] : joined[column + i] + sum[i];
-    }
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+UNROLL for (int i = 0; i < 4; i++) { group_sum[4 * thread_index + i] = sum[i]; }
+if (within == 0) {
+  group_total[key_group] = total;
 }
-total = HAS_SINKS ? metal::fast::exp(sink - top) : 0.0f;
-UNROLL for (int group = 0; group < KEY_GROUPS; group++) { total += group_total[group]; }
-const float inverse = 1.0f / total;
-for (int d = thread_index; d < D; d += THREADS) {
-  y[query * D + d] = static_cast<T>(joined[d] * inverse);
+threadgroup_barrier(mem_flags::mem_threadgroup);
+if (thread_index < 4 * LANES) {
+  total = HAS_SINKS ? metal::fast::exp(sink - top) : 0.0f;
+  float value = 0.0f;
+  for (int group = 0; group < key_groups; group++) {
+    total += group_total[group];
+    value += group_sum[group * 4 * LANES + thread_index];
+  }
+  value = value / total;
+  const int d = column + thread_index;
+  if (HAS_GATE) {
+    const int row = query / HEADS;
+    const int place = (query - row * HEADS) * GATE_STEP + d;
+    const float opening = static_cast<float>(gate[row * static_cast<int>(gate_strides[0]) + place]);
+    value = value / (1.0f + metal::fast::exp(-opening));
+  }
+  y[query * D + d] = static_cast<T>(value);
 }

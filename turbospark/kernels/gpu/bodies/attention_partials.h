@@ -1,135 +1,194 @@
-// Attention of M query rows over one chunk of CHUNK keys, for QUERIES queries that share a
-// key/value head: softmax weights against the chunk's own maximum, and the weighted values.
-// A query is a pair of row and head; those of one key/value head are numbered row by row.
-// Chunks are cut at multiples of CHUNK positions, so a row's partials do not depend on M.
+// Attention of M query rows over one chunk of keys, for QUERIES queries that share a key/value
+// head: softmax weights against the chunk's own maximum, and the weighted values. A query is a pair
+// of row and head; those of one key/value head are numbered row by row.
 //
-// lengths: oldest key that any row sees, first position of the tail, positions written, rows of a
-// sealed and of a tail head, chunks. Threadgroup (THREADS, 1, 1); grid y: key/value head and tile
-// of queries; grid z: chunk.
-SHARED float query[QUERIES * D];  // later the sums over keys
-SHARED float score[QUERIES * CHUNK];
+// A SIMD-group takes every SIMDGROUPS-th block of 32 keys: LANES lanes a key, QUADS times four
+// values each, the softmax once a block. Chunks and blocks are cut at absolute positions, so that a
+// row's partials do not depend on its neighbours.
+//
+// lengths: first position of the tail, position of the first query. Threadgroup
+// (32 * SIMDGROUPS, 1, 1); grid y: key/value head and tile of queries; grid z: chunk, the newest
+// first, as they may be the longest. Chunks that no query sees are left unwritten.
+SHARED float block_weight[SIMDGROUPS * 32 * QUERIES];
+SHARED float joined[QUERIES * D];
+SHARED float group_top[SIMDGROUPS * QUERIES];
+SHARED float group_total[SIMDGROUPS * QUERIES];
 const float masked = -3.0e38f;
 const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int lane = static_cast<int>(thread_index_in_simdgroup);
+const int simdgroup = static_cast<int>(simdgroup_index_in_threadgroup);
+const int within = lane % LANES;
+const int beside = lane / LANES * LANES;  // the block's key of this lane's first turn
 const int kv_head = static_cast<int>(threadgroup_position_in_grid.y) / TILES;
 const int first_query = static_cast<int>(threadgroup_position_in_grid.y) % TILES * QUERIES;
-const int split = static_cast<int>(threadgroup_position_in_grid.z);
-const int boundary = lengths[1];
-const int end = lengths[2];
-const int sealed_capacity = lengths[3];
-const int chunk = (lengths[0] / CHUNK + split) * CHUNK;
-const int low = metal::max(lengths[0], chunk);
-const int high = metal::min(end, chunk + CHUNK);
-// Sealed row of a position p >= low is low_slot + p - low, less the capacity where a ring wraps.
-const int low_slot = low % sealed_capacity;
-const int sealed_head = kv_head * sealed_capacity;
-const int tail_head = kv_head * lengths[4] - boundary;
+const int split = static_cast<int>(threadgroups_per_grid.z - 1 - threadgroup_position_in_grid.z);
+const int boundary = lengths[0];
+const int start = lengths[1];
+const int begin = WINDOW == 0 ? 0 : metal::max(0, start + 1 - WINDOW);
+const int chunk_index = chunk_of(begin, CHUNK, FIRST) + split;
+const int chunk = chunk_start(chunk_index, CHUNK, FIRST);
+const int low = metal::max(begin, chunk);
+const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST));
 
-for (int n = thread_index; n < QUERIES * D; n += THREADS) {
-  const int i = first_query + n / D;
-  const int head = kv_head * SHARE + i % SHARE;
-  query[n] = i < M * SHARE
-                 ? static_cast<float>(q[((i / SHARE) * HEADS + head) * D + n % D]) * scale[0]
-                 : 0.0f;
-}
-threadgroup_barrier(mem_flags::mem_threadgroup);
+if (low < high) {
+  // Sealed row of a position p >= low is low_slot + p - low, less the capacity where a ring wraps.
+  const int sealed_capacity = sealed_k_shape[1];
+  const int low_slot = low % sealed_capacity - low;
+  const int sealed_head = kv_head * sealed_capacity;
+  const int tail_head = kv_head * tail_k_shape[1] - boundary;
 
-// Scores: eight lanes a key.
-for (int j = thread_index / 8; j < CHUNK; j += THREADS / 8) {
-  const int p = chunk + j;
-  const bool is_held = p >= low && p < high;
-  float dot[QUERIES];
-  UNROLL for (int t = 0; t < QUERIES; t++) { dot[t] = 0.0f; }
-  if (is_held) {
-    const int slot = low_slot + p - low;
-    const int sealed_row = sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
-    const GLOBAL KV* row = p < boundary ? sealed_k + sealed_row * D : tail_k + (tail_head + p) * D;
-    for (int d = 4 * (lane & 7); d < D; d += 32) {
-      const Pack<KV, 4> key = load_pack<4>(row + d);
-      UNROLL for (int t = 0; t < QUERIES; t++) {
-        UNROLL for (int i = 0; i < 4; i++) {
-          dot[t] = metal::fma(static_cast<float>(key.v[i]), query[t * D + d + i], dot[t]);
-        }
-      }
-    }
-  }
+  float query[QUERIES][QUADS * 4];
+  float sum[QUERIES][QUADS * 4];
+  float top[QUERIES];
+  float total[QUERIES];
   UNROLL for (int t = 0; t < QUERIES; t++) {
-    dot[t] += simd_shuffle_xor(dot[t], 1);
-    dot[t] += simd_shuffle_xor(dot[t], 2);
-    dot[t] += simd_shuffle_xor(dot[t], 4);
-    const int position = end - M + (first_query + t) / SHARE;
-    const bool is_seen = is_held && p <= position && (WINDOW == 0 || p > position - WINDOW);
-    if ((lane & 7) == 0) {
-      score[t * CHUNK + j] = is_seen ? dot[t] : masked;
+    const int i = first_query + t;
+    const int held = i < M * SHARE ? i : 0;
+    const int head = kv_head * SHARE + held % SHARE;
+    UNROLL for (int c = 0; c < QUADS; c++) {
+      const int d = 4 * (within + c * LANES);
+      const Floats<4> value = load_floats<4>(q + ((held / SHARE) * HEADS + head) * D + d);
+      UNROLL for (int x = 0; x < 4; x++) {
+        query[t][4 * c + x] = value.v[x] * scale[0];
+        sum[t][4 * c + x] = 0.0f;
+      }
     }
+    top[t] = masked;
+    total[t] = 0.0f;
   }
-}
-threadgroup_barrier(mem_flags::mem_threadgroup);
 
-// Softmax weights: a SIMD-group a query.
-for (int t = static_cast<int>(simdgroup_index_in_threadgroup); t < QUERIES; t += THREADS / 32) {
-  float top = masked;
-  for (int j = lane; j < CHUNK; j += 32) {
-    top = metal::max(top, score[t * CHUNK + j]);
-  }
-  top = simd_max(top);
-  float total = 0.0f;
-  for (int j = lane; j < CHUNK; j += 32) {
-    const float value = score[t * CHUNK + j];
-    const float weight = value == masked ? 0.0f : metal::fast::exp(value - top);
-    score[t * CHUNK + j] = weight;
-    total += weight;
-  }
-  total = simd_sum(total);
-  const int i = first_query + t;
-  if (lane == 0 && i < M * SHARE) {
-    const int n = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
-    tops[n] = top;
-    totals[n] = total;
-  }
-}
-threadgroup_barrier(mem_flags::mem_threadgroup);
-
-// Weighted values: a thread owns four columns; KEY_GROUPS groups of threads take turns at keys.
-const int key_group = thread_index / (D / 4);
-const int column = thread_index % (D / 4) * 4;
-float sum[QUERIES][4];
-UNROLL for (int t = 0; t < QUERIES; t++) {
-  UNROLL for (int i = 0; i < 4; i++) { sum[t][i] = 0.0f; }
-}
-if (key_group < KEY_GROUPS) {
-  for (int j = key_group; j < CHUNK; j += KEY_GROUPS) {
-    const int p = chunk + j;
-    if (p >= low && p < high) {
-      const int slot = low_slot + p - low;
-      const int sealed_row = sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
-      const GLOBAL KV* row =
-          p < boundary ? sealed_v + sealed_row * D : tail_v + (tail_head + p) * D;
-      const Pack<KV, 4> value = load_pack<4>(row + column);
-      UNROLL for (int t = 0; t < QUERIES; t++) {
-        const float weight = score[t * CHUNK + j];
-        UNROLL for (int i = 0; i < 4; i++) {
-          sum[t][i] = metal::fma(weight, static_cast<float>(value.v[i]), sum[t][i]);
+  for (int block = chunk + 32 * simdgroup; block < high; block += 32 * SIMDGROUPS) {
+    if (block + 32 <= low) {
+      continue;
+    }
+    float score[QUERIES];
+    UNROLL for (int t = 0; t < QUERIES; t++) { score[t] = masked; }
+    for (int turn = 0; turn < LANES; turn += BATCH) {
+      Pack<KV, 4> key[BATCH][QUADS];
+      UNROLL for (int b = 0; b < BATCH; b++) {
+        const int p = metal::min(metal::max(block + beside + turn + b, low), high - 1);
+        const int slot = low_slot + p;
+        const int sealed_row =
+            sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
+        const GLOBAL KV* row =
+            p < boundary ? sealed_k + sealed_row * D : tail_k + (tail_head + p) * D;
+        UNROLL for (int c = 0; c < QUADS; c++) {
+          key[b][c] = load_pack<4>(row + 4 * (within + c * LANES));
+        }
+      }
+      UNROLL for (int b = 0; b < BATCH; b++) {
+        UNROLL for (int t = 0; t < QUERIES; t++) {
+          float dot = 0.0f;
+          UNROLL for (int c = 0; c < QUADS; c++) {
+            UNROLL for (int x = 0; x < 4; x++) {
+              dot = metal::fma(static_cast<float>(key[b][c].v[x]), query[t][4 * c + x], dot);
+            }
+          }
+          for (int mask = 1; mask < LANES; mask *= 2) { dot += simd_shuffle_xor(dot, mask); }
+          score[t] = within == turn + b ? dot : score[t];
         }
       }
     }
-  }
-}
-for (int group = 0; group < KEY_GROUPS; group++) {
-  if (key_group == group) {
+
+    // The score of the block's key `lane` is in this lane.
+    const int p = block + lane;
     UNROLL for (int t = 0; t < QUERIES; t++) {
-      UNROLL for (int i = 0; i < 4; i++) {
-        const int n = t * D + column + i;
-        query[n] = group == 0 ? sum[t][i] : query[n] + sum[t][i];
+      const int position = start + (first_query + t) / SHARE;
+      const bool is_seen = p <= position && (WINDOW == 0 || p > position - WINDOW);
+      const float value = is_seen ? score[t] : masked;
+      const float new_top = metal::max(top[t], simd_max(value));
+      const float fade = metal::fast::exp(top[t] - new_top);
+      const float weight = is_seen ? metal::fast::exp(value - new_top) : 0.0f;
+      top[t] = new_top;
+      total[t] = metal::fma(total[t], fade, weight);
+      block_weight[(simdgroup * 32 + lane) * QUERIES + t] = weight;
+      UNROLL for (int c = 0; c < QUADS * 4; c++) { sum[t][c] *= fade; }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+
+    for (int turn = 0; turn < LANES; turn += BATCH) {
+      Pack<KV, 4> value[BATCH][QUADS];
+      UNROLL for (int b = 0; b < BATCH; b++) {
+        const int p = metal::min(metal::max(block + beside + turn + b, low), high - 1);
+        const int slot = low_slot + p;
+        const int sealed_row =
+            sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
+        const GLOBAL KV* row =
+            p < boundary ? sealed_v + sealed_row * D : tail_v + (tail_head + p) * D;
+        UNROLL for (int c = 0; c < QUADS; c++) {
+          value[b][c] = load_pack<4>(row + 4 * (within + c * LANES));
+        }
       }
+      UNROLL for (int b = 0; b < BATCH; b++) {
+        UNROLL for (int t = 0; t < QUERIES; t++) {
+          const float weight =
+              block_weight[(simdgroup * 32 + beside + turn + b) * QUERIES + t];
+          UNROLL for (int c = 0; c < QUADS; c++) {
+            UNROLL for (int x = 0; x < 4; x++) {
+              sum[t][4 * c + x] =
+                  metal::fma(weight, static_cast<float>(value[b][c].v[x]), sum[t][4 * c + x]);
+            }
+          }
+        }
+      }
+    }
+    simdgroup_barrier(mem_flags::mem_threadgroup);
+  }
+
+  // Join the lanes that took other keys, then the SIMD-groups, one after another.
+  UNROLL for (int t = 0; t < QUERIES; t++) {
+    UNROLL for (int c = 0; c < QUADS * 4; c++) {
+      for (int mask = LANES; mask < 32; mask *= 2) {
+        sum[t][c] += simd_shuffle_xor(sum[t][c], mask);
+      }
+    }
+    total[t] = simd_sum(total[t]);
+    if (lane == 0) {
+      group_top[simdgroup * QUERIES + t] = top[t];
+      group_total[simdgroup * QUERIES + t] = total[t];
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-}
-for (int n = thread_index; n < QUERIES * D; n += THREADS) {
-  const int i = first_query + n / D;
-  if (i < M * SHARE) {
-    const int head = kv_head * SHARE + i % SHARE;
-    partials[((split * M + i / SHARE) * HEADS + head) * D + n % D] = query[n];
+  float chunk_total[QUERIES];
+  UNROLL for (int t = 0; t < QUERIES; t++) {
+    const float own = top[t];
+    UNROLL for (int s = 0; s < SIMDGROUPS; s++) {
+      top[t] = metal::max(top[t], group_top[s * QUERIES + t]);
+    }
+    chunk_total[t] = 0.0f;
+    UNROLL for (int s = 0; s < SIMDGROUPS; s++) {
+      const float fade = metal::fast::exp(group_top[s * QUERIES + t] - top[t]);
+      chunk_total[t] = metal::fma(group_total[s * QUERIES + t], fade, chunk_total[t]);
+    }
+    const float fade = metal::fast::exp(own - top[t]);
+    UNROLL for (int c = 0; c < QUADS * 4; c++) { sum[t][c] *= fade; }
+  }
+  for (int turn = 0; turn < SIMDGROUPS; turn++) {
+    if (simdgroup == turn && beside == 0) {
+      UNROLL for (int t = 0; t < QUERIES; t++) {
+        UNROLL for (int c = 0; c < QUADS; c++) {
+          UNROLL for (int x = 0; x < 4; x++) {
+            const int n = t * D + 4 * (within + c * LANES) + x;
+            joined[n] = turn == 0 ? sum[t][4 * c + x] : joined[n] + sum[t][4 * c + x];
+          }
+        }
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (int n = thread_index; n < QUERIES * D; n += 32 * SIMDGROUPS) {
+    const int i = first_query + n / D;
+    if (i < M * SHARE) {
+      const int head = kv_head * SHARE + i % SHARE;
+      partials[((split * M + i / SHARE) * HEADS + head) * D + n % D] = joined[n];
+    }
+  }
+  UNROLL for (int t = 0; t < QUERIES; t++) {
+    const int i = first_query + t;
+    if (thread_index == 0 && i < M * SHARE) {
+      const int n = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
+      tops[n] = top[t];
+      totals[n] = chunk_total[t];
+    }
   }
 }

@@ -29,3 +29,24 @@ FUNC Floats<N> load_floats(const GLOBAL T* p) {
   UNROLL for (int i = 0; i < N; i++) { wide.v[i] = static_cast<float>(p[i]); }
   return wide;
 }
+
+// Keys are dealt out in chunks, cut at absolute positions: of `size` keys each where `first` is 0,
+// else `first` of them, then `first` twice as long, and so on.
+FUNC int chunk_level(int chunk, int first) { return first == 0 ? 0 : chunk / first; }
+
+FUNC int chunk_start(int chunk, int size, int first) {
+  const int level = chunk_level(chunk, first);
+  const int before = ((1 << level) - 1) * first;
+  return (before + ((chunk - level * first) << level)) * size;
+}
+
+FUNC int chunk_of(int position, int size, int first) {
+  const int unit = position / size;
+  int level = 0;
+  if (first > 0) {
+    const int turn = unit / first + 1;
+    while ((2 << level) <= turn) { level += 1; }
+  }
+  const int before = ((1 << level) - 1) * first;
+  return level * first + ((unit - before) >> level);
+}
