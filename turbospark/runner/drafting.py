@@ -13,13 +13,6 @@ MOST_STEPS = 4  # proposals of an adaptive round, where each is a step of its ow
 MOST_AT_ONCE = 8  # the same where one pass proposes them all
 
 
-def most_proposals(runner: Runner) -> int:
-    """Proposals that a round of this runner can take at most; 0 where none can."""
-    bound = runner.traits.rewind_bound
-    most = runner.drafter.max_block
-    return most if bound is None else min(most, max(bound - 1, 0))
-
-
 def choose_policy(runner: Runner, block: int | None) -> BlockPolicy | None:
     """Who decides how many tokens a round of this runner proposes.
 
@@ -33,7 +26,7 @@ def choose_policy(runner: Runner, block: int | None) -> BlockPolicy | None:
     Raises:
         OptionError: `block` is more than a round can take, or nothing can be drafted.
     """
-    most = most_proposals(runner)
+    most = runner.drafter.max_block
     if block is not None:
         _check_block(runner, block, most)
         return FixedBlock(block)
@@ -52,7 +45,7 @@ def _check_block(runner: Runner, block: int, most: int) -> None:
     if block > most:
         raise OptionError(
             f"draft_block={block}: a round of the {runner.drafter.name} drafter takes at most "
-            f"{most} proposals here"
+            f"{most} proposals"
         )
 
 
