@@ -272,7 +272,7 @@ class DrafterState(Protocol):
         """The last position <= keep from which it can follow; 0 where it has a hole.
 
         Args:
-            keep: how many fed tokens the target can keep.
+            keep: how many fed tokens the target can keep; the one after them may be another.
             mark: what `mark` gave at that position, if it was called there.
         """
         ...

@@ -70,18 +70,21 @@ class SessionPool:
     def select(self, prompt: Sequence[int], *, prefer_reuse: bool = False) -> Decision:
         """Make the session live that can keep most of a prompt; the rest of it has not moved.
 
-        The live one wins a tie; among parked ones that are equal, the most recently used. Where a
-        place to park is left for it, a live session that shares less with the prompt than would
-        be taken back keeps its text: none of it is offered.
+        The live one wins a tie; among parked ones that are equal, the most recently used. A
+        session that shares less with the prompt than would be taken back keeps its text if it can
+        be kept for nothing: a live one that can be parked, and a parked one while the live one is
+        empty or worthless.
 
         Returns:
             what the live session can offer now.
         """
         own = decide_reuse(self.live.candidate(), prompt, prefer_reuse=prefer_reuse)
+        spare = not self.live.position or self.live.fed_ids.tainted
         best, decision = None, own
         for slot in sorted(self._parked, key=_tick, reverse=True):
-            offer = decide_reuse(slot.session.candidate(), prompt, prefer_reuse=prefer_reuse)
-            if offer.tokens > decision.tokens:
+            candidate = slot.session.candidate()
+            offer = decide_reuse(candidate, prompt, prefer_reuse=prefer_reuse)
+            if offer.tokens > decision.tokens and not (spare and is_shallow(candidate, prompt)):
                 best, decision = slot, offer
         if best is not None:
             self._swap(best)

@@ -108,19 +108,19 @@ class _Place:
     checkpoint: Checkpoint | None = None
 
 
-def _reachable(candidate: Candidate, keep: int, *, with_drafter: bool) -> _Place | Decision:
-    """The last place at or before `keep` where target and drafter can stand alike."""
-    limit = keep
+def _reachable(candidate: Candidate, shared: int, *, with_drafter: bool) -> _Place | Decision:
+    """The last place among the shared tokens where target and drafter can stand alike."""
+    drafter, limit = candidate.drafter, shared
     while True:
         place = _target_place(candidate, limit)
-        if isinstance(place, Decision):
+        if isinstance(place, Decision) or drafter is None or not with_drafter:
             return place
-        drafter, position = candidate.drafter, place.position
-        if drafter is None or not with_drafter:
-            return place
+        position = place.position
         mark = None if place.checkpoint is None else place.checkpoint.mark
         follows = drafter.resume_at(position, mark)
-        if follows == position:
+        # Before the last shared token, the token that follows is the one it knows.
+        knows_next = position < shared and drafter.resume_at(position + 1) >= position
+        if follows == position or knows_next:
             return place
         if follows <= 0:
             one = "the one token it shares is fed again for the drafter"

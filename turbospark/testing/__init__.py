@@ -4,7 +4,7 @@ A generation without weights is a `ScriptedModel` behind a runner; with a drafte
 
     model = ScriptedModel(recurrent=1)  # its logits depend on every token before
     drafter = ScriptedDrafter(model.logits_of, "alternating")
-    runner = ...  # a Runner over both
+    runner = scripted_runner(model, drafter, slots=2)
 
 The model raises where caches or recurrent states have come apart from the tokens fed. The drafter
 raises where a step is off its cursor, where rows are skipped or given twice, and where a row is
@@ -27,6 +27,7 @@ from turbospark.testing.models import (
     scripted_logits,
 )
 from turbospark.testing.producers import ScriptedProducer, ScriptedSpeculator
+from turbospark.testing.runner import scripted_runner
 from turbospark.testing.text import ByteDetokenizer, ByteTokenizer
 
 __all__ = [
@@ -44,5 +45,6 @@ __all__ = [
     "scripted_engine",
     "scripted_logits",
     "scripted_recurrent_cache",
+    "scripted_runner",
     "write_tiny_checkpoint",
 ]

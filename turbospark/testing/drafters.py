@@ -108,7 +108,7 @@ class ScriptedDrafterState:
     def export(self) -> dict[str, mx.array]:
         """Rows, captures and ids."""
         return {
-            "rows": mx.array(np.array(self.rows, dtype=np.float32).reshape(len(self.rows), -1)),
+            "rows": mx.array(np.array(self.rows, dtype=np.float32).reshape(-1, 3 + self.pairs)),
             "captured": mx.array(np.array(self.captured, dtype=np.float32).reshape(-1, 3)),
             "ids": mx.array(np.array(self.ids, dtype=np.int32)),
         }
