@@ -117,6 +117,11 @@ class RowCache(ABC):
         self._offset += count
         self._furthest = max(self._furthest, self._offset)
 
+    @property
+    def tail_arrays(self) -> list[mx.array]:
+        """Keys and values of the tail, if there is one."""
+        return [] if self._tail is None else [self._tail.k, self._tail.v]
+
     def needs_seal(self, count: int) -> bool:
         """Whether `step_blocks(count)` will move the tail's rows behind the sealed ones."""
         tail = self._tail

@@ -3,7 +3,7 @@
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
-from turbospark.kernels.kv_rows import KVRows, RowBlock
+from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
 
 KEY_BLOCK = 64
 
@@ -56,6 +56,54 @@ def attend_reference(
     if sink is not None:
         total = total + mx.exp(sink - top)
     out = (weights @ v[:, None]) / total  # [Hkv, G, T, D]
+    return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, Hq * D)).astype(q.dtype)
+
+
+def attend_step_reference(
+    q: mx.array,
+    rows: StepRows,
+    scale: float,
+    window: int | None = None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """The same over all memory of a cache, where positions are arrays: masks say what is seen.
+
+    Args:
+        q: [T, Hq, D]; row i stands at position rows.lengths[1] + i, its own key is in `rows`.
+        rows: what a compiled step reads.
+        scale: factor of the scores.
+        window: keys a query sees, its own included; None for all.
+        sinks: [Hq] scores that join each head's softmax and add no value.
+
+    Returns:
+        [T, Hq * D] in the dtype of `q`, computed in float32.
+    """
+    T, Hq, D = q.shape
+    boundary, start = rows.lengths[0], rows.lengths[1]
+    keys = boundary + mx.arange(rows.tail.capacity)
+    blocks = [rows.tail]
+    if rows.sealed is not rows.tail:
+        slots, capacity = mx.arange(rows.sealed.capacity), rows.sealed.capacity
+        # The newest position below the boundary that lies in each slot; below 0 where none does.
+        newest = boundary - 1 - (boundary - 1 - slots) % capacity
+        keys, blocks = mx.concatenate([newest, keys]), [rows.sealed, rows.tail]
+    k = mx.concatenate([block.k for block in blocks], axis=1).astype(mx.float32)
+    v = mx.concatenate([block.v for block in blocks], axis=1).astype(mx.float32)
+    queries = (start + mx.arange(T))[:, None]
+    seen = (keys >= 0) & (keys <= queries)
+    if window is not None:
+        seen = seen & (keys > queries - window)
+    # What lies in memory that no position names may be anything, NaN included.
+    v = mx.where(seen.any(axis=0)[None, :, None], v, 0.0)
+    grouped = mx.reshape(q.astype(mx.float32), (T, k.shape[0], -1, D))
+    grouped = mx.transpose(grouped, (1, 2, 0, 3))  # [Hkv, G, T, D]
+    scores = mx.where(seen, (grouped @ k[:, None].swapaxes(-1, -2)) * scale, -mx.inf)
+    if sinks is not None:
+        column = mx.reshape(sinks.astype(mx.float32), (k.shape[0], -1, 1, 1))
+        column = mx.broadcast_to(column, (*scores.shape[:-1], 1))
+        scores = mx.concatenate([scores, column], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., : v.shape[1]]
+    out = weights @ v[:, None]
     return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, Hq * D)).astype(q.dtype)
 
 

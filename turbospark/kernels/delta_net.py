@@ -3,7 +3,7 @@
 Source: arXiv 2412.06464 (the rule), transformers 5.24, models/qwen3_5 (the layer around it).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -47,6 +47,15 @@ class DeltaRows:
     def rows(self) -> int:
         """T."""
         return self.qkv.shape[0]
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """Everything it holds."""
+        return (*self.state, self.qkv, self.k, self.v, self.decay, self.beta)
+
+    def like(self, arrays: Sequence[mx.array]) -> "DeltaRows":
+        """Row inputs over other arrays, in the order of `arrays`."""
+        tail, S, qkv, k, v, decay, beta = arrays
+        return DeltaRows((tail, S), qkv, k, v, decay, beta, self.fold)
 
     def replay(self, keep: int) -> DeltaState:
         """The state after the first `keep` rows, 1 <= keep <= T.

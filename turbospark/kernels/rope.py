@@ -73,8 +73,12 @@ class Rope:
             self._memo.tables = memo
         return memo[1], memo[2]
 
-    def rotation_arrays(self, offset: int, count: int) -> tuple[mx.array, mx.array]:
-        """The same as MLX arrays."""
+    def rotation_arrays(self, offset: int | mx.array, count: int) -> tuple[mx.array, mx.array]:
+        """The same as MLX arrays; computed on the device where `offset` is an int32 scalar."""
+        if isinstance(offset, mx.array):
+            positions = (offset + mx.arange(count)).astype(mx.float32)
+            angles = positions[:, None] * mx.array(self.inv_freq)[None]
+            return mx.cos(angles) * self.magnitude, mx.sin(angles) * self.magnitude
         memo, key = self._memo.arrays, (offset, count)
         if memo is None or memo[0] != key:
             cos, sin = self.rotation(offset, count)
@@ -97,13 +101,13 @@ def rotation_table(
     return np.cos(angles).astype(np.float32) * factor, np.sin(angles).astype(np.float32) * factor
 
 
-def rope_reference(x: mx.array, rope: Rope, offset: int) -> mx.array:
+def rope_reference(x: mx.array, rope: Rope, offset: int | mx.array) -> mx.array:
     """Rotate rows that stand at consecutive positions.
 
     Args:
         x: [T, H, D].
         rope: the embedding; its head_dim is D.
-        offset: position of the first row.
+        offset: position of the first row, an int32 scalar inside a compiled step.
 
     Returns:
         [T, H, D] in the dtype of `x`, computed in float32.

@@ -1,10 +1,12 @@
 """Fusion units of attention: rotated queries and cache rows, then attention over the cache."""
 
+from typing import Any, cast
+
 import mlx.core as mx
 
 from turbospark.kernels import target
-from turbospark.kernels.attention import attend_reference
-from turbospark.kernels.kv_rows import RowStore
+from turbospark.kernels.attention import attend_reference, attend_step_reference
+from turbospark.kernels.kv_rows import RowStore, StepRows
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
 from turbospark.kernels.target import HeadGeometry, KernelSet
@@ -103,7 +105,9 @@ class Attend(Unit):
         return run(q, cache, phase)
 
     def reference(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
-        return attend_reference(q, cache.rows(), self._scale, self._window, self._sinks)
+        rows = cache.rows()
+        attend = attend_step_reference if isinstance(rows, StepRows) else attend_reference
+        return attend(q, cast(Any, rows), self._scale, self._window, self._sinks)
 
 
 def _value(norm: RMSNorm | None) -> Norm | None:

@@ -1,52 +1,139 @@
-"""One generated token on its way out of a loop, and the loop's own time."""
+"""A model whose decode steps are traced once and run as one graph."""
 
-import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
-from turbospark.runner.sink import Committed
-from turbospark.sampling.select import Choice
-from turbospark.speculation.statistics import DraftStatistics
+import mlx.core as mx
 
-NOTHING_DRAFTED = DraftStatistics()
+from turbospark.caches.step import StepCache, StepState
+from turbospark.kernels.kv_rows import RowBlock, StepRows
+from turbospark.protocols import CausalModel, ForwardOutput, LogitRows, Phase, RowInputs
+
+MAX_ROWS = 16
+"""Rows of a pass that is compiled; a longer one is traced anew each time."""
+
+Arrays = list[mx.array]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """One generated token.
+class _Wish(NamedTuple):
+    """What a pass is asked for: each is a graph of its own."""
+
+    logits: LogitRows
+    taps: tuple[int, ...]
+    hidden: bool
+    record: bool
+
+
+class CompiledModel:
+    """A family's model as the runner calls it; decode passes of a few rows are compiled.
+
+    What changes from token to token is an array: positions, the tail of each row cache, recurrent
+    state. So a graph is traced again only when the sealed rows double, for another number of
+    rows, or for another wish.
 
     Attributes:
-        committed: what the sink made of it.
-        choice: how it was chosen.
-        seconds: time the loop spent on it; the consumer's own time does not count.
-        from_draft: whether a drafter proposed it.
-        drafts: what came of drafting so far.
+        model: the family's own.
+        traces: how often a graph was traced.
     """
 
-    committed: Committed
-    choice: Choice
-    seconds: float
-    from_draft: bool = False
-    drafts: DraftStatistics = NOTHING_DRAFTED
+    def __init__(self, model: CausalModel) -> None:
+        self.model = model
+        self.traces = 0
+        self._graphs: dict[_Wish, Callable[..., Any]] = {}
+        self._inputs: dict[_Wish, Mapping[int, RowInputs]] = {}
+        self._recurrent: list[bool] = []
+
+    def __call__(
+        self,
+        tokens: mx.array,
+        caches: Sequence[Any],
+        *,
+        phase: Phase,
+        logits: LogitRows = "last",
+        taps: Sequence[int] = (),
+        hidden: bool = False,
+        record: bool = False,
+    ) -> ForwardOutput:
+        """Feed tokens as `CausalModel.__call__` does."""
+        count = tokens.shape[0]
+        if phase is not Phase.DECODE or count > MAX_ROWS or not caches[0].offset:
+            return self.model(
+                tokens, caches, phase=phase, logits=logits, taps=taps, hidden=hidden, record=record
+            )
+        self._recurrent = [cache.recurrent for cache in caches]
+        wish = _Wish(logits, tuple(taps), hidden, record)
+        start = caches[0].offset
+        if any(not cache.recurrent and cache.needs_seal(count) for cache in caches):
+            _settle(caches)
+        given, boundary = list[Arrays](), start
+        for cache in caches:
+            if cache.recurrent:
+                given.append(list(cache.state))
+                continue
+            sealed, tail, boundary = cache.step_blocks(count)
+            own = [] if sealed is tail else [sealed.k, sealed.v]
+            given.append([tail.k, tail.v, *own])
+        lengths = mx.array([boundary, start], mx.int32)
+        changed, found = self._graph(wish)(tokens, lengths, given)
+        for cache, arrays in zip(caches, changed, strict=True):
+            if cache.recurrent:
+                cache.advance(count, tuple(arrays))
+            else:
+                cache.take_tail(RowBlock(*arrays), count)
+        inputs = self._inputs.get(wish, {})
+        return ForwardOutput(
+            found.get("logits"),
+            {tap: found[f"tap{tap}"] for tap in wish.taps},
+            found.get("hidden"),
+            {index: rows.like(found[f"rows{index}"]) for index, rows in inputs.items()},
+        )
+
+    def _graph(self, wish: _Wish) -> Callable[..., tuple[list[Arrays], dict[str, Any]]]:
+        graph = self._graphs.get(wish)
+        if graph is None:
+
+            def run(
+                tokens: mx.array, lengths: mx.array, given: list[Arrays]
+            ) -> tuple[list[Arrays], dict[str, Any]]:
+                return self._trace(wish, tokens, lengths, given)
+
+            graph = self._graphs[wish] = cast("Callable[..., Any]", mx.compile(run))
+        return graph
+
+    def _trace(
+        self, wish: _Wish, tokens: mx.array, lengths: mx.array, given: list[Arrays]
+    ) -> tuple[list[Arrays], dict[str, Any]]:
+        self.traces += 1
+        caches = [
+            _step_cache(recurrent, arrays, lengths)
+            for recurrent, arrays in zip(self._recurrent, given, strict=True)
+        ]
+        output = self.model(tokens, caches, phase=Phase.DECODE, **wish._asdict())
+        self._inputs[wish] = output.row_inputs
+        found: dict[str, Any] = {f"tap{tap}": output.taps[tap] for tap in wish.taps}
+        found |= {f"rows{i}": list(rows.arrays()) for i, rows in output.row_inputs.items()}
+        for name, array in (("logits", output.logits), ("hidden", output.hidden)):
+            if array is not None:
+                found[name] = array
+        return [_changed(cache) for cache in caches], found
 
 
-class Stopwatch:
-    """Adds up a loop's own time; it stands still while the consumer has the turn."""
+def _step_cache(recurrent: bool, arrays: Arrays, lengths: mx.array) -> StepCache | StepState:
+    if recurrent:
+        return StepState(tuple(arrays))
+    tail = RowBlock(*arrays[:2])
+    sealed = RowBlock(*arrays[2:]) if arrays[2:] else tail
+    return StepCache(StepRows(sealed, tail, lengths))
 
-    def __init__(self) -> None:
-        self._spent = 0.0
-        self._since = time.perf_counter()
 
-    @property
-    def spent(self) -> float:
-        """Seconds that ran, of a watch that runs."""
-        return self._spent + time.perf_counter() - self._since
+def _changed(cache: StepCache | StepState) -> Arrays:
+    if isinstance(cache, StepState):
+        return list(cache.state)
+    tail = cache.rows().tail
+    return [tail.k, tail.v]
 
-    def pause(self) -> float:
-        """Stand still; return the seconds since it was last made to run."""
-        piece = time.perf_counter() - self._since
-        self._spent += piece
-        return piece
 
-    def resume(self) -> None:
-        """Run again."""
-        self._since = time.perf_counter()
+def _settle(caches: Sequence[Any]) -> None:
+    """Wait for what is running, so that rows are sealed in place and not in a copy."""
+    tails = [block for cache in caches if not cache.recurrent for block in cache.tail_arrays]
+    mx.eval(tails)  # pyright: ignore[reportUnknownMemberType]
