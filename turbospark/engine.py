@@ -72,7 +72,9 @@ class Engine:
             self.tokenizer, self._serving, self._own_runner, self._fingerprint
         )
         self._parked = Parked(self.runner)
-        _LOG.info("idle conversations may keep %s", megabytes(self._serving.idle_bytes))
+        self._told = False
+        if config.session_slots > 1:
+            self._tell()
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.model, self.tokenizer))
@@ -156,6 +158,7 @@ class Engine:
                 part of a program it is asked for; the engine keeps it. Without a name it is a new
                 one each time, which lives as long as somebody holds it.
         """
+        self._tell()
         return self._conversations.open(name)
 
     def load_session(self, path: str | os.PathLike[str], name: str | None = None) -> Conversation:
@@ -171,7 +174,14 @@ class Engine:
                 tokenizer or kind of cache; the message says what differs.
             OptionError: an open conversation has that name.
         """
+        self._tell()
         return self._conversations.load(path, name)
+
+    def _tell(self) -> None:
+        """Say once what idle conversations may keep, as soon as there can be one."""
+        if not self._told:
+            self._told = True
+            _LOG.info("idle conversations may keep %s", megabytes(self.session_bytes))
 
     def _runner(self, pool: SessionPool, prefix_reuse: bool) -> Runner:
         runner = Runner(

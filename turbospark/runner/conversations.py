@@ -129,17 +129,16 @@ class Conversations:
         with self._lock:
             self._check_free(wanted)
             other = differences(values["fingerprint"], self._identity())
-            runner = self._new_runner(None)
-            if not other:
-                try:
-                    restore_session(runner.session, runner.drafter.name, values, arrays)
-                except CheckpointError as error:
-                    other = [str(error)]
             if other:
                 raise CheckpointError(
                     f"{os.fspath(path)} was saved under another model: what differs is "
                     f"{', '.join(other)}. Load what it was saved with, or send its messages anew"
                 )
+            runner = self._new_runner(None)
+            try:
+                restore_session(runner.session, runner.drafter.name, values, arrays)
+            except CheckpointError as error:
+                raise CheckpointError(f"{os.fspath(path)} cannot go on here: {error}") from error
             ids: list[int] = np.asarray(arrays["ids"]).tolist()
             transcript = Transcript(values["messages"], ids, values["written"])
             return self._adopted(wanted, runner, transcript)

@@ -53,7 +53,7 @@ def restore_session(
     kinds = [type(cache).__name__ for cache in session.caches]
     if values["caches"] != kinds:
         raise CheckpointError(
-            f"caches ({_counted(values['caches'])} in the file, {_counted(kinds)} here)"
+            f"its caches are {_counted(values['caches'])}, this model's are {_counted(kinds)}"
         )
     for index, cache in enumerate(session.caches):
         try:
