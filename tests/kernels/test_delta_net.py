@@ -91,6 +91,16 @@ def test_a_step_equals_the_formula(heads, unit, body):
     close(after[1], S)
 
 
+def test_the_epsilon_of_a_head_stands_beside_the_sum_of_squares(heads, unit):
+    inputs, state = inputs_of(heads, ROWS), state_of(heads)
+    faint = type(inputs)(inputs.qkv * 2e-4, inputs.z, inputs.b, inputs.a)
+    state = (state[0] * 2e-4, state[1])
+    y, _, S = exact_step(heads, weights_of(heads), faint, state)
+    got, after = run(unit, faint, state, [ROWS])
+    close(got, y, 1e-4)
+    close(after[1], S)
+
+
 @pytest.mark.parametrize("phase", list(Phase))
 @pytest.mark.parametrize("sizes", [[1] * ROWS, [2, 1, 4, 6], [5, 8], [12, 1]])
 def test_passes_of_any_size_are_one_computation(heads, unit, sizes, phase):

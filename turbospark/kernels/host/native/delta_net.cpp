@@ -39,7 +39,7 @@ class Delta {
       });
       share_weights(crew, rows);
       crew.share(heads, crew.block(heads, 1, heads), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) finish(i);
+        for (int64_t i = begin; i < end; i++) finish(rows, i / p_.value_heads, i % p_.value_heads);
       });
     });
   }
@@ -50,28 +50,54 @@ class Delta {
     for (int i = 0; i < threads; i++) sizes.take<float>(GROUP * stride_);
     cooperate(threads, sizes.bytes(), [&](Crew& crew) {
       Carver carver(crew.scratch);
-      Rows rows{nullptr, c_.k, c_.v, c_.decay, c_.beta, nullptr};
+      Rows rows = given_rows();
       for (int i = 0; i <= crew.thread; i++) rows.weights = carver.take<float>(GROUP * stride_);
       share_weights(crew, rows);
     });
   }
 
  private:
+  // Rows of all heads. A head's rows lie side by side where nobody else wants them: a distance of
+  // a power of two between them would crowd a few lines of the caches.
+  struct Heads {
+    float* start;
+    int64_t row, head;  // floats between two of them
+
+    float* at(int64_t t, int64_t h) const { return start + t * row + h * head; }
+  };
+
   // What the rows of the pass are made into.
   struct Rows {
-    float *q, *k, *v, *decay, *beta;
+    Heads q, k, v, decay, beta, y;
     float* weights;  // [GROUP, stride], a thread's own
   };
 
-  Rows carve(Carver& carver, int thread) const {
-    const int64_t count = c_.count, heads = p_.value_heads;
-    const bool kept = c_.k != nullptr;
+  static Heads as_given(float* start, int64_t heads, int64_t dim) {
+    return {start, heads * dim, dim};
+  }
+  Heads take_heads(Carver& carver, int64_t heads, int64_t dim) const {
+    return {carver.take<float>(c_.count * heads * dim), dim, c_.count * dim};
+  }
+
+  Rows given_rows() const {
     Rows rows{};
-    rows.q = carver.take<float>(count * p_.keys());
-    rows.k = kept ? c_.k : carver.take<float>(count * p_.keys());
-    rows.v = kept ? c_.v : carver.take<float>(count * p_.values());
-    rows.decay = kept ? c_.decay : carver.take<float>(count * heads);
-    rows.beta = kept ? c_.beta : carver.take<float>(count * heads);
+    rows.k = as_given(c_.k, p_.key_heads, p_.key_dim);
+    rows.v = as_given(c_.v, p_.value_heads, p_.value_dim);
+    rows.decay = as_given(c_.decay, p_.value_heads, 1);
+    rows.beta = as_given(c_.beta, p_.value_heads, 1);
+    return rows;
+  }
+
+  Rows carve(Carver& carver, int thread) const {
+    Rows rows = given_rows();
+    if (c_.k == nullptr) {
+      rows.k = take_heads(carver, p_.key_heads, p_.key_dim);
+      rows.v = take_heads(carver, p_.value_heads, p_.value_dim);
+      rows.decay = take_heads(carver, p_.value_heads, 1);
+      rows.beta = take_heads(carver, p_.value_heads, 1);
+    }
+    rows.q = take_heads(carver, p_.key_heads, p_.key_dim);
+    rows.y = take_heads(carver, p_.value_heads, p_.value_dim);
     for (int i = 0; i <= thread; i++) rows.weights = carver.take<float>(GROUP * stride_);
     return rows;
   }
@@ -96,16 +122,16 @@ class Delta {
     if (i == 2 * p_.key_heads + p_.value_heads) return open_gates(rows, t);
     const float length = 1.0f / std::sqrt((float)p_.key_dim);
     if (i < p_.key_heads) {
-      float* q = rows.q + (t * p_.key_heads + i) * p_.key_dim;
+      float* q = rows.q.at(t, i);
       filter(t, i * p_.key_dim, p_.key_dim, q);
       normalise(q, length);
     } else if (i < 2 * p_.key_heads) {
-      float* k = rows.k + (t * p_.key_heads + i - p_.key_heads) * p_.key_dim;
+      float* k = rows.k.at(t, i - p_.key_heads);
       filter(t, i * p_.key_dim, p_.key_dim, k);
       normalise(k, 1.0f);
     } else {
-      const int64_t at = (i - 2 * p_.key_heads) * p_.value_dim;
-      filter(t, 2 * p_.keys() + at, p_.value_dim, rows.v + t * p_.values() + at);
+      const int64_t head = i - 2 * p_.key_heads;
+      filter(t, 2 * p_.keys() + head * p_.value_dim, p_.value_dim, rows.v.at(t, head));
     }
   }
 
@@ -142,8 +168,8 @@ class Delta {
       const int64_t at = t * p_.value_heads + h;
       const float step = c_.a[at] + p_.dt_bias[h];
       const float softplus = step > 20.0f ? step : std::log1p(std::exp(step));
-      rows.decay[at] = std::exp(p_.rate[h] * softplus);
-      rows.beta[at] = 1.0f / (1.0f + std::exp(-c_.b[at]));
+      *rows.decay.at(t, h) = std::exp(p_.rate[h] * softplus);
+      *rows.beta.at(t, h) = 1.0f / (1.0f + std::exp(-c_.b[at]));
     }
   }
 
@@ -164,21 +190,20 @@ class Delta {
     for (int r = 0; r < here; r++)
       memcpy(weights + r * stride_, c_.state + at + r * Dk, Dk * sizeof(float));
     for (int64_t t = 0; t < c_.count; t++) {
-      const float* k = rows.k + (t * p_.key_heads + key_head) * Dk;
-      const float* v = rows.v + t * p_.values() + head * p_.value_dim + first;
-      const int64_t gate = t * p_.value_heads + head;
-      float delta[GROUP] = {};
-      forget(weights, k, rows.decay[gate], delta);
-      for (int r = 0; r < here; r++) delta[r] = rows.beta[gate] * (v[r] - delta[r]);
+      const float* k = rows.k.at(t, key_head);
+      const float* v = rows.v.at(t, head) + first;
+      const float beta = *rows.beta.at(t, head);
+      float delta[GROUP];
+      forget(weights, k, *rows.decay.at(t, head), delta);
+      for (int r = 0; r < here; r++) delta[r] = beta * (v[r] - delta[r]);
       for (int r = here; r < GROUP; r++) delta[r] = 0.0f;
-      if (rows.q == nullptr) {
+      if (rows.q.start == nullptr) {
         write(weights, k, delta);
         continue;
       }
       float y[GROUP];
-      write_and_read(weights, k, rows.q + (t * p_.key_heads + key_head) * Dk, delta, y);
-      float* out = c_.out + t * p_.values() + head * p_.value_dim + first;
-      for (int r = 0; r < here; r++) out[r] = y[r];
+      write_and_read(weights, k, rows.q.at(t, key_head), delta, y);
+      memcpy(rows.y.at(t, head) + first, y, here * sizeof(float));
     }
     for (int r = 0; r < here; r++)
       memcpy(c_.next_state + at + r * Dk, weights + r * stride_, Dk * sizeof(float));
@@ -234,11 +259,12 @@ class Delta {
     if (whole < p_.key_dim) each(whole, p_.key_dim - whole);
   }
 
-  // out = norm(out) * silu(z), one head of one row.
-  void finish(int64_t i) const {
-    float* out = c_.out + i * p_.value_dim;
-    const float* z = c_.z + i * p_.value_dim;
-    norm_row(Norm{p_.norm, p_.eps}, out, p_.value_dim, out);
+  // out = norm(y) * silu(z), one head of one row.
+  void finish(const Rows& rows, int64_t t, int64_t head) const {
+    const int64_t at = t * p_.values() + head * p_.value_dim;
+    float* out = c_.out + at;
+    const float* z = c_.z + at;
+    norm_row(Norm{p_.norm, p_.eps}, rows.y.at(t, head), p_.value_dim, out);
     for (int j = 0; j < p_.value_dim; j += LANES) {
       const int some = std::min(LANES, p_.value_dim - j);
       const F gate = activate(SILU, load_first(z + j, some));
