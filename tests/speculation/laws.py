@@ -60,10 +60,12 @@ def law(logits_of: LogitsOf, ids: Sequence[int], config: GenerationConfig) -> Ar
     return shaped(logits_of(history), history, ids, config).probabilities_of(np.arange(VOCAB))
 
 
-def inverse(weights: Array, uniform: Array) -> Array:
-    """The index [N] at which weights [N, V], added up, pass uniform [N] of their sum."""
-    sums = np.cumsum(weights, axis=-1)
-    return np.argmax(sums > (uniform * sums[:, -1])[:, None], axis=-1)
+def inverse(weights: Array, uniform: Array, rank: Array) -> Array:
+    """The index [N] at which weights [N, V], added up by descending rank, pass uniform [N]."""
+    order = np.argsort(-rank, axis=-1, kind="stable")
+    sums = np.cumsum(np.take_along_axis(weights, order, -1), axis=-1)
+    place = np.argmax(sums > (uniform * sums[:, -1])[:, None], axis=-1)
+    return np.take_along_axis(order, place[:, None], -1)[:, 0]
 
 
 @dataclass
@@ -110,14 +112,15 @@ class Sampler:
             token = self._draw(draft, seeds, place, PROPOSAL)
             chance = self.uniforms(seeds, place, ACCEPTANCE)
             stays = self.keeps(target[rows, token], draft[rows, token], chance)
-            instead = inverse(self.residual(target, draft), self.uniforms(seeds, place, RESIDUAL))
+            rest, chance = self.residual(target, draft), self.uniforms(seeds, place, RESIDUAL)
+            instead = inverse(rest, chance, target)
             out[going, place] = np.where(stays, token, instead)[going]
             going = going & stays
             first = stays if place == start else first
         return first
 
     def _draw(self, weights: Array, seeds: Array, place: int, stream: int) -> Array:
-        return inverse(weights, self.uniforms(seeds, place, stream))
+        return inverse(weights, self.uniforms(seeds, place, stream), weights)
 
     def _laws(self, logits_of: LogitsOf, out: Array, place: int) -> Array:
         """Laws [N, V] of the token at `place`; each distinct text before it is shaped once."""
