@@ -21,7 +21,7 @@ ACCEPTED = 2  # proposals that the second round of a block drafter follows
 
 TRUNK: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 80,
+    "hidden_size": 96,
     "intermediate_size": 112,
     "num_hidden_layers": 4,
     "num_attention_heads": 6,
@@ -53,7 +53,7 @@ MOE: dict[str, Any] = {
 }
 BLOCK: dict[str, Any] = {
     "model_type": "qwen3",
-    "hidden_size": 80,
+    "hidden_size": 96,
     "intermediate_size": 104,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
@@ -94,5 +94,8 @@ def draw_trunk(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
 
 
 def draw_block_drafter(shapes: Mapping[str, Sequence[int]]) -> dict[str, np.ndarray]:
-    """A block drafter, whose norms are plain."""
-    return draw_weights(shapes, SEED + 1)
+    """A block drafter, whose norms are plain; its selector has a say in every choice."""
+    drawn = draw_weights(shapes, SEED + 1)
+    return {
+        name: value * np.float32(4 if "codebook" in name else 1) for name, value in drawn.items()
+    }

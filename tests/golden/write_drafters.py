@@ -155,8 +155,13 @@ def write_block_drafter(name: str, config: dict[str, Any]) -> None:
                 arrays |= {f"k{i}": k.transpose(0, 1), f"v{i}": v.transpose(0, 1)}
         ids = torch.cat([ids, anchor[None], torch.tensor(proposals[:ACCEPTED])])
     plain = [int(row.argmax()) for row in arrays["logits1"][1:]]
+    anchored = [
+        drafter.select(arrays["hidden1"][[0, i]], arrays["logits1"][[0, i]], int(arrays["anchor1"]))
+        for i in range(1, drafter.rows)
+    ]
     save(name, weights, {"config": config}, **arrays)
-    print(f"{name:16} proposals {arrays['proposals1'].tolist()}, by argmax {plain}")
+    print(f"{name:16} proposals {arrays['proposals1'].tolist()}, by argmax {plain}, ", end="")
+    print(f"from the anchor {[one for (one,) in anchored]}")
 
 
 def save(

@@ -18,7 +18,7 @@ from turbospark.speculation.dflash import DFlashDrafter
 from turbospark.speculation.model import ModelDrafter
 from turbospark.speculation.mtp import MTPDrafter
 
-WIDTH = 80  # of the golden trunk
+WIDTH = 96  # of the golden trunk
 VOCAB = 60  # ids that every drafter here knows
 CONTEXT = 640
 PROBE = (11, 5, 17)  # tokens that opinions are asked along
