@@ -1,0 +1,96 @@
+"""A verify of qwen3_5 cut short: state and tail as if nothing had been drafted, bit for bit."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from golden.fixtures import (
+    build_model,
+    feed,
+    float_weights,
+    int4_weights,
+    kernel_sets,
+    load_golden,
+)
+
+from turbospark.caches.rollback import checkpoint, retain
+from turbospark.kernels.device import on_cpu
+from turbospark.protocols import Phase
+
+KERNELS = kernel_sets()
+PROMPT, DRAFTED = 12, 6
+pytestmark = pytest.mark.skipif(not on_cpu(), reason="bits are promised on a CPU")
+
+
+class Run:
+    """A prompt fed, six rows verified, of which the first `keep` are kept."""
+
+    def __init__(self, name, kernels, keep, weights=float_weights):
+        self.golden = load_golden(name)
+        self.model = build_model(self.golden.config, weights(self.golden), kernels)
+        self.caches = self._prompt()
+        self.point = checkpoint(self.caches)
+        rows = self.golden.tokens[PROMPT : PROMPT + DRAFTED].copy()
+        rows[keep:] = (rows[keep:] + 1) % 320
+        step = mx.array(rows)
+        self.out = self.model(step, self.caches, phase=Phase.DECODE, logits="all", record=True)
+        self.keep = keep
+
+    def _prompt(self):
+        caches = self.model.make_caches(64, 9)
+        feed(self.model, self.golden.tokens[:PROMPT], [PROMPT], caches=caches)
+        return caches
+
+    def rest(self, caches):
+        """Logits of nine further tokens, one by one."""
+        tokens = self.golden.tokens[PROMPT + self.keep : PROMPT + self.keep + 9]
+        return feed(self.model, tokens, [1] * 9, phase=Phase.DECODE, caches=caches)
+
+    def never_drafted(self):
+        caches = self._prompt()
+        kept = self.golden.tokens[PROMPT : PROMPT + self.keep]
+        feed(self.model, kept, [1] * self.keep, phase=Phase.DECODE, caches=caches)
+        return caches
+
+
+@pytest.mark.parametrize("kernels", sorted(KERNELS))
+@pytest.mark.parametrize("weights", [float_weights, int4_weights])
+@pytest.mark.parametrize("keep", range(1, DRAFTED + 1))
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_state_and_tail_are_those_of_never_having_drafted(name, keep, weights, kernels):
+    run = Run(name, KERNELS[kernels], keep, weights)
+    retain(run.caches, run.point, keep, run.out.row_inputs)
+    plain = run.never_drafted()
+    for ours, theirs in zip(run.caches, plain, strict=True):
+        if ours.recurrent:
+            assert all(map(np.array_equal, map(np.array, ours.state), map(np.array, theirs.state)))
+    assert np.array_equal(run.rest(run.caches), run.rest(plain))
+
+
+@pytest.mark.parametrize("kernels", sorted(KERNELS))
+@pytest.mark.parametrize("forgotten", ["tail", "weights", "both"])
+def test_a_state_that_is_only_half_restored_shows(forgotten, kernels):
+    run = Run("qwen3_5", KERNELS[kernels], 2)
+    after = {i: cache.state for i, cache in enumerate(run.caches) if cache.recurrent}
+    retain(run.caches, run.point, 2, run.out.row_inputs)
+    for i, (tail, weights) in after.items():
+        right = run.caches[i].state
+        kept = {"tail": (tail, right[1]), "weights": (right[0], weights), "both": (tail, weights)}
+        run.caches[i].place(run.caches[i].offset, kept[forgotten])
+    assert np.abs(run.rest(run.caches) - run.rest(run.never_drafted())).max() > 0.1
+
+
+def test_row_inputs_of_another_pass_give_another_state():
+    run = Run("qwen3_5", KERNELS["reference"], 2)
+    first = run.out.row_inputs[0]
+    other = run.model(
+        mx.array(run.golden.tokens[:DRAFTED]), run.caches, phase=Phase.DECODE, record=True
+    ).row_inputs[0]
+    assert not np.array_equal(first.replay(2)[1], other.replay(2)[1])
+
+
+def test_a_kept_reference_outlives_the_passes_after_it():
+    run = Run("qwen3_5", KERNELS["reference"], 3)
+    held = [np.array(part) for state in run.point.recurrent.values() for part in state]
+    run.rest(run.caches)
+    again = [np.array(part) for state in run.point.recurrent.values() for part in state]
+    assert all(map(np.array_equal, held, again))
