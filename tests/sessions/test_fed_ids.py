@@ -15,27 +15,27 @@ def fed(*ids: int) -> FedIds:
     return record
 
 
-def test_a_prompt_that_continues_shares_everything() -> None:
+def test_1_a_prompt_that_continues_shares_everything() -> None:
     assert fed(1, 2, 3).common_prefix([1, 2, 3, 4]) == 3
 
 
-def test_a_divergence_truncates_and_does_not_refuse() -> None:
+def test_2_3_a_divergence_truncates_and_at_token_0_shares_nothing() -> None:
     assert fed(1, 2, 3, 4).common_prefix([1, 2, 9, 9, 9]) == 2
     assert fed(1, 2).common_prefix([9, 2, 3]) == 0
 
 
-def test_the_last_token_is_never_shared() -> None:
+def test_4_the_last_token_is_never_shared() -> None:
     assert fed(1, 2, 3).common_prefix([1, 2, 3]) == 2
     assert fed(1, 2, 3).common_prefix([1, 2]) == 1
     assert fed(1).common_prefix([1]) == 0
 
 
-def test_empty_records_and_prompts_share_nothing() -> None:
+def test_5_empty_records_and_prompts_share_nothing() -> None:
     assert fed().common_prefix([1]) == 0
     assert fed(1).common_prefix([]) == 0
 
 
-def test_taint_lasts_until_clear() -> None:
+def test_6_taint_lasts_until_clear() -> None:
     record = fed(1, 2)
     record.taint()
     assert record.common_prefix([1, 2, 3]) == 0
@@ -46,20 +46,41 @@ def test_taint_lasts_until_clear() -> None:
     assert record.common_prefix([1, 2]) == 1
 
 
-def test_a_gap_empties_and_taints() -> None:
+def test_6_the_first_reason_of_a_taint_stands() -> None:
+    record = fed(1)
+    assert record.taint_reason == ""
+    record.taint("first")
+    record.taint("second")
+    assert record.taint_reason == "first"
+    record.clear()
+    assert not record.tainted
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    record = fed(1, 2)
+    twin = record.copy()
+    twin.record([3], 2)
+    record.taint()
+    assert record.ids == [1, 2]
+    assert twin.ids == [1, 2, 3]
+    assert not twin.tainted
+    assert record.copy().tainted
+
+
+def test_7_a_gap_empties_and_taints() -> None:
     record = fed(1, 2)
     record.record([9], 3)
     assert len(record) == 0
     assert record.tainted
 
 
-def test_an_earlier_position_replaces_the_tail() -> None:
+def test_8_an_earlier_position_replaces_the_tail() -> None:
     record = fed(1, 2, 3, 4)
     record.record([8, 9], 1)
     assert record.ids == [1, 8, 9]
 
 
-def test_rewind_shortens_and_a_larger_one_does_nothing() -> None:
+def test_9_rewind_shortens_and_a_larger_one_does_nothing() -> None:
     record = fed(1, 2, 3)
     record.rewind_to(7)
     assert record.ids == [1, 2, 3]
@@ -77,7 +98,7 @@ def test_the_record_keeps_no_reference_to_what_it_was_given() -> None:
 
 
 @given(IDS, IDS)
-def test_the_common_prefix_is_bounded_equal_and_maximal(ids: list[int], prompt: list[int]) -> None:
+def test_10_the_prefix_is_bounded_equal_and_maximal(ids: list[int], prompt: list[int]) -> None:
     found = fed(*ids).common_prefix(prompt)
     bound = max(min(len(ids), len(prompt) - 1), 0)
     assert found <= bound
@@ -86,7 +107,7 @@ def test_the_common_prefix_is_bounded_equal_and_maximal(ids: list[int], prompt: 
 
 
 @given(IDS, IDS, st.integers(0, 9))
-def test_a_rewind_bounds_the_common_prefix(ids: list[int], prompt: list[int], keep: int) -> None:
+def test_10_a_rewind_bounds_the_common_prefix(ids: list[int], prompt: list[int], keep: int) -> None:
     record = fed(*ids)
     before = record.common_prefix(prompt)
     record.rewind_to(keep)
@@ -128,10 +149,12 @@ class FedIdsMachine(RuleBasedStateMachine):
 
     @invariant()
     def agrees(self) -> None:
-        assert self.record.ids == self.ids
+        assert self.record.ids == list(self.record) == self.ids
+        assert len(self.record) == len(self.ids)
+        assert self.record[1:3] == self.ids[1:3]
         assert self.record.tainted == self.tainted
         expected = 0 if self.tainted else len(self.ids)
         assert self.record.common_prefix([*self.ids, 9]) == expected
 
 
-TestFedIdsMachine = FedIdsMachine.TestCase
+Test10AnyOperationsAgreeWithAList = FedIdsMachine.TestCase

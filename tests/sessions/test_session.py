@@ -2,9 +2,10 @@
 
 import pytest
 
-from turbospark.errors import RewindError
-from turbospark.sessions.session import Session
-from turbospark.testing import ScriptedCache
+from turbospark.errors import ProducerError, RewindError
+from turbospark.sessions.checkpoints import Checkpoints
+from turbospark.sessions.session import OpenRound, Session
+from turbospark.testing import ScriptedCache, ScriptedDrafter, ScriptedModel, scripted_runner
 
 
 def make(reach: int | None = None) -> Session:
@@ -63,3 +64,116 @@ def test_the_text_ends_with_the_pending_token() -> None:
     assert session.text_ids == [5, 6, 7, 8, 9]
     session.record([9], 4)
     assert session.text_ids == [5, 6, 7, 8, 9]
+
+
+def hybrid(ids: list[int], every: int = 2, budget: int = 1 << 20) -> Session:
+    """A session with recurrent layers and a step drafter, fed in chunks of `every`."""
+    model = ScriptedModel(recurrent=2)
+    drafter = ScriptedDrafter(model.logits_of)
+    runner = scripted_runner(model, drafter, checkpoint_every=every, checkpoint_bytes=budget)
+    for at in range(0, len(ids), every):
+        runner.prefill_chunk(ids[at : at + every], at, is_final=False)
+    return runner.session
+
+
+def test_recurrent_layers_rewind_to_checkpoints_alone() -> None:
+    session = hybrid([5, 6, 7, 8, 9])
+    assert session.recurrent
+    assert session.max_rewind == 0
+    assert [kept.position for kept in session.checkpoints.all] == [2, 4]
+    with pytest.raises(RewindError, match="position 3"):
+        session.rewind_to(3)
+    assert session.position == 5
+    session.rewind_to(4)
+    assert {cache.offset for cache in session.caches} == {4}
+    assert session.drafter_state.covered == 4  # by the mark that was kept with the states
+    assert session.draft_off == ""
+    session.rewind_to(2)
+    assert [kept.position for kept in session.checkpoints.all] == [2]
+
+
+def test_a_rewind_that_the_drafter_cannot_follow_turns_drafting_off() -> None:
+    session = hybrid([5, 6, 7, 8])
+    session.drafter_state = session.make_drafter_state()  # type: ignore[misc]
+    session.rewind_to(2)
+    assert "cannot follow from position 2" in session.draft_off
+
+
+def test_every_move_counts() -> None:
+    session = make()
+    seen = {session.epoch}
+    for move in (lambda: session.rewind_to(3), session.reset, session.taint):
+        move()
+        assert session.epoch not in seen
+        seen.add(session.epoch)
+
+
+def test_nothing_untrusted_becomes_a_checkpoint() -> None:
+    for spoil in ("taint", "round", "budget"):
+        session = hybrid([5, 6, 7], every=9, budget=0 if spoil == "budget" else 1 << 20)
+        if spoil == "taint":
+            session.taint()
+        if spoil == "round":
+            session.open_round = OpenRound(session.epoch, 3)
+        session.keep_checkpoint()
+        assert len(session.checkpoints) == 0
+    session = hybrid([5, 6, 7], every=9)
+    session.keep_checkpoint()
+    assert len(session.checkpoints) == 1
+    assert make().checkpoints.budget
+    plain = make()
+    plain.keep_checkpoint()
+    assert len(plain.checkpoints) == 0
+
+
+def test_the_mark_of_a_drafter_that_is_off_is_not_kept() -> None:
+    session = hybrid([5, 6, 7], every=9)
+    session.draft_off = "it has not seen the text"
+    session.keep_checkpoint()
+    assert session.checkpoints.all[0].mark is None
+
+
+def test_the_bytes_are_those_of_caches_drafter_and_checkpoints() -> None:
+    session = hybrid([5, 6, 7, 8])
+    parts = sum(cache.nbytes for cache in session.caches), session.drafter_state.nbytes
+    assert session.nbytes == sum(parts) + session.checkpoints.nbytes
+    assert session.checkpoints.nbytes == 2 * 2 * 8
+    assert all(part > 0 for part in parts)
+
+
+def test_a_fork_has_the_same_and_shares_no_container() -> None:
+    session = hybrid([5, 6, 7, 8])
+    session.pending = 9
+    session.extras["delta"] = session.caches[2].state[0]
+    twin = session.fork()
+    assert twin.text_ids == [5, 6, 7, 8, 9]
+    assert twin.caches[2].state[0] is session.caches[2].state[0]
+    session.rewind_to(2)
+    session.extras.clear()
+    assert twin.fed_ids.ids == [5, 6, 7, 8]
+    assert {cache.offset for cache in twin.caches} == {4}
+    assert [kept.position for kept in twin.checkpoints.all] == [2, 4]
+    assert twin.drafter_state.covered == 4
+    assert set(twin.extras) == {"delta"}
+    session.open_round = OpenRound(session.epoch, 2)
+    with pytest.raises(ProducerError, match="speculative round"):
+        session.fork()
+
+
+def test_a_reset_forgets_checkpoints_extras_and_the_drafters_rows() -> None:
+    session = hybrid([5, 6, 7, 8])
+    session.extras["delta"] = session.caches[2].state[0]
+    session.draft_off = "because"
+    session.open_round = OpenRound(session.epoch, 4)
+    session.reset()
+    assert len(session.checkpoints) == 0
+    assert session.extras == {}
+    assert session.drafter_state.covered == 0
+    assert session.draft_off == ""
+    assert session.open_round is None
+    assert {cache.offset for cache in session.caches} == {0}
+
+
+def test_a_session_keeps_the_checkpoints_it_was_given() -> None:
+    kept = Checkpoints(0)
+    assert Session(list, 9, checkpoints=kept).checkpoints is kept
