@@ -23,13 +23,13 @@ STEP_BACK = {kind: int(kind in ("perfect", "useless", "alternating")) for kind i
 """Tokens that a drafter wants fed again after a rewind."""
 
 
-def make(kind: str | None, *, recurrent: int = 0, reach: int | None = None, **more: Any) -> Runner:
-    """A runner over a scripted model; `kind` names its drafter, None is none."""
+def make(kind: Any, *, recurrent: int = 0, reach: int | None = None, **more: Any) -> Runner:
+    """A runner over a scripted model; `kind` names its drafter, or is it; None is none."""
     model = ScriptedModel(looping, vocab_size=VOCAB, recurrent=recurrent, reach=reach)
-    drafter: Any = None
+    drafter: Any = None if isinstance(kind, str) else kind
     if kind == "ngram":
         drafter = NgramDrafter(least=2)
-    elif kind is not None:
+    elif isinstance(kind, str):
         quality: Any = kind.split()[0]
         drafter = ScriptedDrafter(looping, quality, block_passes=kind.endswith("block"))
     session = Session(lambda: model.make_caches(CONTEXT, 0), CONTEXT)
@@ -136,6 +136,40 @@ def test_a_later_turn_settles_a_reply_that_was_left_standing(kind: str, given: i
     with pytest.raises(ProducerError, match="ended by a later one"):
         next(responses)
     assert runner.session.fed_ids.ids[: len(longer)] == longer
+
+
+class RightFor(ScriptedDrafter):
+    """Right about so many proposals of each round, wrong about the rest."""
+
+    def __init__(self, right: int) -> None:
+        super().__init__(looping, block_passes=True)
+        self.right = right
+
+    def block(self, state: Any, ids: Any, anchor: int, count: int) -> list[int]:
+        proposals = super().block(state, ids, anchor, count)
+        wrong = [(token + 1) % VOCAB for token in proposals[self.right :]]
+        return [*proposals[: self.right], *wrong]
+
+
+@pytest.mark.parametrize("recurrent", [0, 1, 3])
+@pytest.mark.parametrize("right", range(6))
+def test_whatever_number_of_proposals_stays_states_and_logits_are_those_of_plain_decoding(
+    right: int, recurrent: int
+) -> None:
+    plain, runner = make(None, recurrent=recurrent), make(RightFor(right), recurrent=recurrent)
+    expected = list(stream(plain))
+    for step, other in zip(stream(runner, draft_block=5), expected, strict=True):
+        assert step.token == other.token
+        assert step.logits is not None
+        assert other.logits is not None
+        assert step.logits.tolist() == other.logits.tolist()
+    kept = [count > 0 for count in step.accepted_per_position]
+    assert kept == [True] * right + [False] * (5 - right)
+    for cache, other_cache in zip(runner.session.caches, plain.session.caches, strict=True):
+        ours, theirs = cache.export(), other_cache.export()
+        assert {name: array.tolist() for name, array in ours.items()} == {
+            name: array.tolist() for name, array in theirs.items()
+        }
 
 
 def test_a_reply_left_standing_that_is_dropped_later_moves_nothing() -> None:

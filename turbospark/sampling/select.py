@@ -19,7 +19,11 @@ from turbospark.settings import GenerationConfig
 Sampler = Callable[[mx.array], Any]
 """log-probabilities [1, V] -> token [1], as mlx-lm's samplers."""
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
-"""tokens [n] of prompt and reply, logits [1, V] -> logits [1, V], as mlx-lm's processors."""
+"""tokens [n] of prompt and reply, logits [1, V] -> logits [1, V], as mlx-lm's processors.
+
+A drafter that proposes token by token asks about tokens that may not stay, so the answer should
+hang on the arguments alone.
+"""
 
 _REPLACED_BY_SAMPLER = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
