@@ -1,12 +1,14 @@
 """What users call: `load`, and functions with mlx-lm's names."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from turbospark.engine import Engine
 from turbospark.errors import OptionError
 from turbospark.loading.build import load_model
+from turbospark.loading.drafters import load_drafter
 from turbospark.loading.plan import Plan, free_bytes
 from turbospark.loading.plan import plan as plan_memory
 from turbospark.protocols import Drafter
@@ -15,7 +17,7 @@ from turbospark.runner.options import read_options
 from turbospark.runner.prompt import TextCodec, prompt_ids
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
-from turbospark.runner.serving import Serving, check_model, recall, session_maker
+from turbospark.runner.serving import Serving, check_model, recall, session_maker, tokenizer_of
 from turbospark.sampling.select import check_callable
 from turbospark.sessions.pool import SessionPool
 from turbospark.sessions.session import Session
@@ -29,7 +31,9 @@ from turbospark.settings import (
     resolve,
     unknown_option,
 )
+from turbospark.speculation.model import ModelDrafter
 from turbospark.speculation.off import NoDrafter
+from turbospark.speculation.tokenizers import check_same_tokens
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -93,7 +97,14 @@ def load(
         policy=policy or resolve(KernelPolicy, kernel_options),
         progress=progress,
     )
-    return Engine(loaded, config)
+    drafter = load_drafter(
+        config.draft,
+        loaded,
+        quantize=source.quantize,
+        local_files_only=source.local_files_only,
+        progress=progress,
+    )
+    return Engine(loaded, config, drafter)
 
 
 def stream_generate(
@@ -127,9 +138,7 @@ def stream_generate(
             f"prompt_cache of type {type(session).__name__}: make it with "
             "turbospark.make_prompt_cache(model)"
         )
-    if read.draft_model is not None:
-        raise OptionError("draft_model: not here yet")
-    drafter = NoDrafter()
+    drafter = _drafter_of(read.draft_model, model, tokenizer, session)
     runner = _new_runner(model, serving, session, drafter, reuse=session is not None)
     text = ids if session is None else [*session.text_ids, *ids]
     return run(
@@ -201,6 +210,24 @@ def _new_runner(
 ) -> Runner:
     pool = SessionPool(session_maker(model, serving), live=session)
     return Runner(model, pool, drafter, prefix_reuse=reuse, prefer_reuse=True)
+
+
+_DRAFTED: "weakref.WeakKeyDictionary[Session, Any]" = weakref.WeakKeyDictionary()
+"""Which model drafted in a prompt cache last: its rows are of no use to another one."""
+
+
+def _drafter_of(draft_model: Any, model: Any, tokenizer: Any, session: Session | None) -> Drafter:
+    if session is not None and _DRAFTED.get(session) is not draft_model:
+        session.make_drafter_state = session.drafter_state = None
+        _DRAFTED[session] = draft_model
+    if draft_model is None:
+        return NoDrafter("no draft_model was given")
+    draft_tokenizer = draft_model.tokenizer if isinstance(draft_model, Engine) else None
+    draft_model = _model_of(draft_model)
+    draft_tokenizer = draft_tokenizer or tokenizer_of(draft_model)
+    if draft_tokenizer is not None:
+        check_same_tokens(tokenizer, draft_tokenizer)
+    return ModelDrafter(draft_model, model.vocab_size)
 
 
 def _known(model: Any, tokenizer: Any) -> Serving:

@@ -59,7 +59,7 @@ class Engine:
         self.config = config
         self.drafter = drafter or NoDrafter()
         self._serving = decide(loaded.model, config, loaded.stop_ids, free_bytes())
-        remember(loaded.model, self._serving)
+        remember(loaded.model, self._serving, loaded.tokenizer)
         # One step at a time: what several threads ask for takes turns, token by token.
         self._lock = threading.RLock()
         pool = SessionPool(
@@ -176,6 +176,10 @@ class Engine:
         """
         self._tell()
         return self._conversations.load(path, name)
+
+    def new_runner(self, *, prefix_reuse: bool = False) -> Runner:
+        """A producer over a session of its own, for scripts that measure or drive one."""
+        return self._runner(SessionPool(session_maker(self.model, self._serving)), prefix_reuse)
 
     def _tell(self) -> None:
         """Say once what idle conversations may keep, as soon as there can be one."""

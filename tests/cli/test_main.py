@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,8 @@ from turbospark.testing import write_tiny_checkpoint
 
 JSON_FIELDS = {
     "text", "token_ids", "prompt_tokens", "prompt_tps", "generation_tps", "ttft", "reused_tokens",
-    "peak_memory", "finish_reason", "kernels",
+    "reuse_reason", "evicted", "peak_memory", "finish_reason", "kernels", "drafted", "accepted",
+    "accepted_per_position", "rounds", "rollbacks", "draft_off_reason",
 }  # fmt: skip
 COMMANDS = ("generate", "chat", "bench", "plan", "convert", "inspect")
 
@@ -128,7 +130,9 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         (("generate", "x", "--temperature", "hot"), 2, "temperature='hot' is not a number"),
         (("generate", "x", "--kernels", "gpu"), 2, "invalid choice: 'gpu'"),
         (("generate", "x", "--kv-bits", "8"), 2, "kv_bits='8': a quantized KV cache is not built"),
-        (("generate", "x", "--draft", "mtp"), 2, "draft='mtp': speculative decoding is not built"),
+        (("generate", "x", "--draft-block", "0"), 2, "draft_block='0'"),
+        (("generate", "x", "--session-slots", "0"), 2, "session_slots='0'"),
+        (("chat", "--system", "be kind", "--resume", "a"), 2, "give one"),
         (("generate", "x", "--image", "a.png"), 2, "image='a.png': image input is not built"),
         (("generate", "x", "--expert-residency", "mapped"), 2, "residency='mapped'"),
         (("generate", "", "-m", "./nowhere"), 1, "the prompt is empty"),
@@ -201,6 +205,55 @@ def test_chat_goes_on_after_a_refused_message(
     assert "exceed max_context=512" in err
 
 
+def test_chat_saves_and_resumes(
+    run: Run, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chat(said: str, *more: str) -> tuple[list[Any], str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(said))
+        code, out, err = run("chat", "-m", tiny, "--max-tokens", "3", "--json", *more)
+        assert code == 0
+        return [json.loads(line) for line in out.splitlines()], err
+
+    file = tmp_path / "a.tsession"
+    first, err = chat(f"hi\n/save {file}\nyou\n/save {tmp_path}/no/where\n")
+    assert f"saved as {file}" in err
+    assert "cannot be saved as" in err
+    again, _ = chat("you\n", "--resume", str(file))
+    assert again[0]["token_ids"] == first[1]["token_ids"]
+    assert again[0]["reused_tokens"] == first[1]["reused_tokens"] > 0
+    file.write_bytes(file.read_bytes()[:-3])
+    code, _, err = run("chat", "-m", tiny, "--resume", str(file))
+    assert code == 1
+    assert "a.tsession is damaged" in err
+
+
+def test_drafting_is_shown_where_it_runs_and_explained_where_not(run: Run, tiny: str) -> None:
+    def generate(*more: str) -> Any:
+        found = run("generate", "abcabcabcabc", "-m", tiny, "--max-tokens", "30", "--json", *more)
+        return json.loads(found[1])
+
+    plain = generate()
+    assert (plain["drafted"], plain["rounds"], plain["accepted_per_position"]) == (0, 0, [])
+    assert "no model of the family llama drafts" in plain["draft_off_reason"]
+    drafted = generate("--draft", "ngram", "--draft-block", "3")
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert 0 < drafted["rounds"] <= drafted["drafted"] <= 3 * drafted["rounds"]
+    assert sum(drafted["accepted_per_position"]) == drafted["accepted"]
+    assert drafted["draft_off_reason"] is None
+    by_itself = generate("--draft", tiny)
+    assert by_itself["token_ids"] == plain["token_ids"]
+    assert by_itself["accepted"] == by_itself["drafted"] > 0
+    assert run("generate", "x", "-m", tiny, "--draft", "mtp")[0] == 2
+    assert "no such file" in run("generate", "x", "-m", tiny, "--draft", "./nowhere/at")[2]
+
+
+def test_the_byte_budget_of_idle_conversations_is_shown(run: Run) -> None:
+    shown = json.loads(run("generate", "--show-config", "--json")[1])["session_bytes"]
+    assert 0 < shown["value"] <= 2 << 30
+    out = run("generate", "--show-config", "--session-bytes", "12345")[1]
+    assert re.search(r"^session_bytes +12345 +\(--session-bytes\)$", out, re.MULTILINE)
+
+
 def test_a_system_message_needs_a_template(run: Run, tiny: str) -> None:
     code, _, err = run("chat", "-m", tiny, "--system", "be kind")
     assert code == 2
@@ -216,6 +269,10 @@ def test_bench_measures_and_names_what_ran(run: Run, tiny: str) -> None:
     assert shown["bandwidth_bytes_per_second"] > 1e8
     assert set(shown["versions"]) == {"turbospark", "mlx", "python"}
     assert shown["prefix_reuse"] is False
+    assert shown["drafter"] == "off"
+    drafted = json.loads(run("bench", "-m", tiny, *sizes, "--draft", "ngram", "--json")[1])
+    assert [test["test"] for test in drafted["tests"]] == ["pp5", "pp9", "tg3", "dg3"]
+    assert "accepted_per_position" in drafted["tests"][3]
     table = run("bench", "-m", tiny, *sizes)[1]
     assert "| tg3 " in table
     assert "reference" in table

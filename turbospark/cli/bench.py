@@ -1,4 +1,8 @@
-"""`turbospark bench`: prefill and decode rates, and how near they come to the memory."""
+"""`turbospark bench`: prefill and decode rates, and how near they come to the memory.
+
+Rows are pp (a prompt's pass), tg (plain decode) and, where a drafter is open, dg (greedy text with
+drafting).
+"""
 
 import argparse
 import json
@@ -17,10 +21,12 @@ from mlx.utils import tree_flatten  # pyright: ignore[reportUnknownVariableType]
 
 from turbospark.api import Engine
 from turbospark.cli.engine import open_engine
+from turbospark.cli.generate import DEFAULT_PROMPT, draft_fields
 from turbospark.cli.output import Console
 from turbospark.errors import OptionError
 from turbospark.kernels.device import on_cpu
 from turbospark.runner.loops import prefill
+from turbospark.runner.results import GenerationResponse
 from turbospark.runner.runner import Runner
 from turbospark.sampling.view import as_numpy
 from turbospark.version import __version__
@@ -36,8 +42,7 @@ def bench(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.repetitions < 1:
         raise OptionError("--repetitions is at least 1")
     engine = open_engine(arguments, console)
-    runner = engine.session("bench").runner
-    runner.prefix_reuse = False
+    runner = engine.new_runner(prefix_reuse=False)
     _check_room(engine, prompts, replies)
     bandwidth = memory_bandwidth()
     weight_bytes = bytes_a_token(engine.model)
@@ -48,6 +53,8 @@ def bench(arguments: argparse.Namespace, console: Console) -> None:
     for size in replies:
         rates = _repeat(lambda n=size: decode_rate(runner, n), arguments)
         rows.append(_row(f"tg{size}", rates, weight_bytes / bandwidth))
+        if engine.drafter.name != "off":
+            rows.append(_drafted_row(engine, size, arguments))
     facts = _facts(engine, bandwidth, weight_bytes)
     if arguments.json:
         console.show(json.dumps({**facts, "tests": rows}))
@@ -69,6 +76,12 @@ def decode_rate(runner: Runner, count: int) -> float:
     for position in range(1, count + 1):
         logits = runner.produce(int(np.argmax(as_numpy(logits))), position)
     return count / (time.perf_counter() - began)
+
+
+def drafted_text(engine: Engine, count: int) -> GenerationResponse:
+    """The end of a greedy text of at most `count` tokens, drafted as the engine does."""
+    with engine.session() as conversation:
+        return conversation.send(DEFAULT_PROMPT, max_tokens=count).response
 
 
 def memory_bandwidth() -> float:
@@ -119,6 +132,16 @@ def _row(name: str, rates: Sequence[float], seconds_a_token: float | None) -> di
     return row
 
 
+def _drafted_row(engine: Engine, count: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    texts: list[GenerationResponse] = []
+
+    def rate() -> float:
+        texts.append(drafted_text(engine, count))
+        return texts[-1].generation_tps
+
+    return _row(f"dg{count}", _repeat(rate, arguments), None) | draft_fields(texts[-1])
+
+
 def _facts(engine: Engine, bandwidth: float, weight_bytes: int) -> dict[str, Any]:
     return {
         "model": str(engine.source),
@@ -129,6 +152,8 @@ def _facts(engine: Engine, bandwidth: float, weight_bytes: int) -> dict[str, Any
         "prefill_chunk": engine.prefill_chunk,
         "max_context": engine.max_context,
         "prefix_reuse": False,
+        "drafter": engine.drafter.name,
+        "draft_off_reason": engine.runner.draft_off_reason(),
         "peak_memory": mx.get_peak_memory() / 1e9,
         "device": str(mx.default_device()),
         "platform": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",

@@ -18,6 +18,8 @@ _HELP = "/reset starts over, /save FILE keeps it, /exit or Ctrl-D ends; Ctrl-C s
 def chat(arguments: argparse.Namespace, console: Console) -> None:
     """Read messages, show replies, until /exit or the end of input."""
     options = call_options(arguments, console)
+    if arguments.resume is not None and arguments.system is not None:
+        raise OptionError("--system begins a conversation and --resume goes on with one; give one")
     engine = open_engine(arguments, console)
     conversation = _opened(engine, arguments)
     console.note(_HELP)
@@ -53,8 +55,6 @@ def _opened(engine: Engine, arguments: argparse.Namespace) -> Conversation:
         conversation = engine.session("chat")
         _begin(conversation, arguments.system, engine.tokenizer.chat_template is not None)
         return conversation
-    if arguments.system is not None:
-        raise OptionError("--system begins a conversation and --resume goes on with one; give one")
     return engine.load_session(arguments.resume, "chat")
 
 

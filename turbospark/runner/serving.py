@@ -72,23 +72,28 @@ def decide(
     )
 
 
-_SERVED: dict[int, Serving] = {}
-"""By id of a living model: what `load` found out and `(model, tokenizer)` does not carry."""
+_SERVED: dict[int, tuple[Serving, Any]] = {}
+"""By id of a living model: what `load` found out, and the tokenizer."""
 
 
-def remember(model: Any, serving: Serving) -> None:
+def remember(model: Any, serving: Serving, tokenizer: Any) -> None:
     """Know what a model was loaded with, as long as it lives."""
-    _SERVED[id(model)] = serving
+    _SERVED[id(model)] = serving, tokenizer
     weakref.finalize(model, _SERVED.pop, id(model), None)
 
 
 def recall(model: Any, tokenizer: Any, free_bytes: int | None) -> Serving:
     """What a model was loaded with, or the defaults for one that `load` has not seen."""
-    serving = _SERVED.get(id(model))
-    if serving is None:
+    known = _SERVED.get(id(model))
+    if known is None:
         stop_ids = frozenset[int]() if tokenizer is None else frozenset[int](tokenizer.eos_ids)
-        serving = decide(model, resolve(RunnerConfig), stop_ids, free_bytes)
-    return serving
+        return decide(model, resolve(RunnerConfig), stop_ids, free_bytes)
+    return known[0]
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer that a model was loaded with; None for one that `load` has not seen."""
+    return _SERVED.get(id(model), (None, None))[1]
 
 
 def check_model(model: Any) -> None:
