@@ -1,7 +1,5 @@
 """Products of up to eight rows with 4-bit weights, each column summed by one SIMD-group."""
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
 from turbospark.kernels.gpu.int4_geometry import VectorGeometry, vector_geometry

@@ -74,18 +74,19 @@ _LIVE_FLOATS = 80  # of a lane, beyond which registers spill on Apple GPUs
 
 def vector_geometry(target: str, product: Int4Product, rows: int) -> VectorGeometry:
     """The cut of int4_gemv for so many rows of x; what orders the sums does not depend on them."""
-    gpu, K = _gpu(target), product.K
+    gpu, inner = _gpu(target), product.inner
     columns = sum(product.widths[: product.parts])
     matrices = len(product.weights) // product.parts
-    per_group, simdgroups = next(rule.cut for rule in _TABLE if _fits(rule, gpu, columns, K, rows))
+    cuts = (rule.cut for rule in _TABLE if _fits(rule, gpu, columns, inner, rows))
+    per_group, simdgroups = next(cuts)
     per_group = max(1, per_group // matrices)
     while per_group > 1 and rows * (8 + matrices * per_group) > _LIVE_FLOATS:
         per_group //= 2
-    return VectorGeometry(per_group, simdgroups, 2 if K % 512 == 0 else 1)
+    return VectorGeometry(per_group, simdgroups, 2 if inner % 512 == 0 else 1)
 
 
-def _fits(rule: _Rule, gpu: Gpu, columns: int, K: int, rows: int) -> bool:
-    is_small = columns < rule.few or K <= rule.short
+def _fits(rule: _Rule, gpu: Gpu, columns: int, inner: int, rows: int) -> bool:
+    is_small = columns < rule.few or inner <= rule.short
     return (
         rule.target in ("", gpu.name)
         and rule.oldest <= gpu.generation <= rule.newest

@@ -40,7 +40,7 @@ def takes(product: Int4Product, x_dtype: mx.Dtype) -> bool:
     return (
         weight.group_size == 64
         and x_dtype in _HALVES
-        and (product.norm is None or _fits(product, 8, Geometry(1, 4, 2, 1, True)))
+        and (product.norm is None or fits(product, 8, Geometry(1, 4, 2, 1, True)))
     )
 
 
@@ -87,28 +87,29 @@ def int4_mma(
 
 def choose_geometry(product: Int4Product, rows: int) -> Geometry:
     """The cut for so many rows of x; what orders the sums does not depend on them."""
-    steps = -(-product.K // (64 * 4))
+    steps = -(-product.inner // (64 * 4))
     warps = max(w for w in (1, 2, 4, 8) if w <= max(1, steps))
     for blocks, stages, staged in (
         (2, 4, True), (2, 3, True), (1, 4, True), (1, 3, True), (1, 2, True),
         (2, 4, False), (1, 4, False), (1, 2, False),
     ):  # fmt: skip
         cut = Geometry(warps, 4, stages, blocks, staged)
-        if _fits(product, rows, cut):
+        if fits(product, rows, cut):
             return cut
     return Geometry(warps, 4, 2, 1, False)
 
 
 def shared_bytes(product: Int4Product, rows: int, cut: Geometry) -> int:
     """What a block keeps in shared memory: fetched weights, x, and sums to add up."""
-    groups = product.K // 64
+    groups = product.inner // 64
     scale_bytes = product.weights[0].scales.dtype.size if groups % cut.step == 0 else 0
     matrices = len(product.weights) // product.parts
     stage = matrices * (16 * 32 * cut.step + 2 * 16 * cut.step * scale_bytes)
-    x_bytes = rows * (2 * product.K + 64) if cut.staged else 0
+    x_bytes = rows * (2 * product.inner + 64) if cut.staged else 0
     return 8 * cut.stages * stage + x_bytes + 2 * 8 * matrices * 16 * rows * 4
 
 
-def _fits(product: Int4Product, rows: int, cut: Geometry) -> bool:
+def fits(product: Int4Product, rows: int, cut: Geometry) -> bool:
+    """Whether so many blocks have room side by side."""
     needed = shared_bytes(product, rows, cut)
     return needed <= SHARED_BYTES and cut.blocks * (needed + 1024) <= MULTIPROCESSOR_BYTES

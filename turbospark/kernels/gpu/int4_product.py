@@ -49,7 +49,7 @@ class Int4Product:
     dtype: mx.Dtype | None = None
 
     @property
-    def K(self) -> int:
+    def inner(self) -> int:
         """Values of a row of x."""
         return self.weights[0].shape[1]
 
@@ -97,7 +97,7 @@ class Int4Product:
         return sizes | {
             "T": self.dtype or x.dtype,
             "M": x.shape[0],
-            "K": self.K,
+            "K": self.inner,
             "HAS_BIASES": first.biases is not None,
             "ZERO": first.zero or 0,
             "NORM": self.norm is not None,
@@ -125,9 +125,9 @@ class Int4Product:
                 f"int4_gemv takes up to {MAX_PARTS} weights of one layout and K in a launch, not "
                 f"{[tuple(w.shape) for w in self.weights]}"
             )
-        if x.ndim != 2 or not 1 <= x.shape[0] <= MAX_ROWS or x.shape[1] != self.K:
+        if x.ndim != 2 or not 1 <= x.shape[0] <= MAX_ROWS or x.shape[1] != self.inner:
             raise ShapeError(
-                f"int4_gemv takes 1 to {MAX_ROWS} rows of {self.K} values, not x {x.shape}"
+                f"int4_gemv takes 1 to {MAX_ROWS} rows of {self.inner} values, not x {x.shape}"
             )
         if x.dtype not in FLOATS or (self.dtype or x.dtype) not in FLOATS:
             raise ShapeError(f"int4_gemv takes floats, not x {x.dtype} and a result {self.dtype}")

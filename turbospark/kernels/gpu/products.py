@@ -92,7 +92,7 @@ class Products:
         )
 
         if form is not None:
-            self._body(product, mx.zeros((1, product.K), quantized[0].scales.dtype))
+            self._body(product, mx.zeros((1, product.inner), quantized[0].scales.dtype))
 
         def run(x: mx.array, added: mx.array | None, phase: Phase) -> list[mx.array] | None:
             if phase is not Phase.DECODE or x.shape[0] > MAX_ROWS:
@@ -171,13 +171,13 @@ class Products:
         zeros = mx.zeros(x.shape, x.dtype)
         added = mx.zeros((x.shape[0], product.widths[0]), x.dtype) if product.residual else None
         try:
-            mx.eval(_BODIES[name](product, zeros, added, self._target))  # noqa: TID251 at binding
+            mx.eval(_BODIES[name](product, zeros, added, self._target))
         except (KernelError, RuntimeError, ValueError) as error:
             _log.warning(
                 "turbospark: %s cannot run for %s columns of %d values, the next kernel does: %s",
                 name,
                 "+".join(map(str, product.widths)),
-                product.K,
+                product.inner,
                 error,
             )
             return False
