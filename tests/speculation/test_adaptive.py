@@ -239,6 +239,17 @@ def test_costs_leave_the_first_time_out_and_take_the_middle_of_the_rest() -> Non
     assert costs.of(0) == 2.0
 
 
+def test_a_clock_that_stands_still_is_borne() -> None:
+    policy = AdaptiveBlock(2)
+    for _ in range(50):
+        block = policy.choose()
+        if block:
+            policy.note_round(block, block, 0.0)
+        else:
+            policy.note_plain(0.0)
+    assert policy.choose() in (0, 1, 2)
+
+
 def test_costs_between_and_beyond_what_was_timed_lie_on_lines() -> None:
     costs = RoundCosts()
     for block, seconds in ((0, 1.0), (2, 2.0), (4, 6.0)):

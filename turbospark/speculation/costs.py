@@ -4,6 +4,7 @@ from collections import deque
 from statistics import median
 
 _LAST = 9  # times that are kept of each block
+_LEAST_SECONDS = 1e-9  # a clock may not see a step pass
 _GUESSED_SLOPE = 0.1  # of a plain step, for a proposal more, while nothing is known
 _MEMORY = 15 / 16  # what a round leaves of the weight of those before it
 _PRIOR_TRIALS = 2.0
@@ -22,7 +23,7 @@ class RoundCosts:
     def note(self, block: int, seconds: float) -> None:
         """Take the time of one round."""
         if block in self._times:
-            self._times[block].append(seconds)
+            self._times[block].append(max(seconds, _LEAST_SECONDS))
         else:
             self._times[block] = deque(maxlen=_LAST)
 
