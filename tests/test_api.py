@@ -2,9 +2,10 @@
 
 import copy
 import inspect
+import itertools
 import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,7 +26,9 @@ from turbospark.runner.results import GenerationResponse
 from turbospark.settings import UNBUILT
 from turbospark.testing import (
     ByteTokenizer,
+    ScriptedDrafter,
     ScriptedModel,
+    hashed_logits,
     scripted_engine,
     scripted_logits,
 )
@@ -361,9 +364,150 @@ def test_a_foreign_prompt_cache_is_refused(cache: Any) -> None:
         scripted_engine().generate("hi", prompt_cache=cache)
 
 
-def test_more_session_slots_are_refused() -> None:
-    with pytest.raises(OptionError, match="session_slots=2"):
-        scripted_engine(session_slots=2)
+def growing(engine: ts.Engine, kind: str, turns: int = 4) -> list[list[ts.GeneratedText]]:
+    """Three conversations in turn, each prompt the whole of one so far: ids, or messages."""
+    texts: list[list[Any]] = [[], [], []]
+    found: list[list[ts.GeneratedText]] = [[], [], []]
+    for turn in range(turns):
+        for who, text in enumerate(texts):
+            piece = f"{who} asks {turn * 7} things"
+            if kind == "ids":
+                text.extend(engine.tokenizer.encode(piece, add_special_tokens=not text))
+            else:
+                text.append({"role": "user", "content": piece})
+            out = engine.generate(text, max_tokens=5)
+            found[who].append(out)
+            if kind == "ids":
+                text.extend(out.token_ids)
+            else:
+                text.append({"role": "assistant", "content": out.text})
+    return found
+
+
+@pytest.mark.parametrize("kind", ["ids", "messages"])
+@pytest.mark.parametrize("recurrent", [0, 1])
+def test_three_conversations_with_three_slots_feed_nothing_twice(kind: str, recurrent: int) -> None:
+    def letters(ids: Sequence[int]) -> Any:  # a text that is tokenized again as it was generated
+        row = hashed_logits(259)(ids)
+        row[:97], row[123:] = -99.0, -99.0
+        return row
+
+    model = ScriptedModel(letters, recurrent=recurrent)
+    engine = scripted_engine(model, tokenizer=_never_ending(), session_slots=3)
+    for who, turns in enumerate(growing(engine, kind)):
+        alone = scripted_engine(
+            ScriptedModel(letters), tokenizer=_never_ending(), prefix_reuse=False
+        )
+        expected = growing(alone, kind)[who]
+        assert [out.token_ids for out in turns] == [out.token_ids for out in expected]
+        assert not any(out.evicted for out in turns)
+        for before, out in itertools.pairwise(turns):
+            assert out.reused_tokens == before.prompt_tokens + 4, out.reuse_reason
+
+
+def test_with_two_slots_the_least_recently_used_gives_way_and_it_is_said() -> None:
+    engine = scripted_engine(tokenizer=_never_ending(), session_slots=2)
+    a, b, c = ([start, *range(20)] for start in (100, 101, 102))
+    for text in (a, b):
+        assert not engine.generate(text, max_tokens=2).evicted
+    assert engine.generate([*a, 7], max_tokens=2).reused_tokens == 21
+    out = engine.generate(c, max_tokens=2)
+    assert (out.evicted, out.reused_tokens) == (True, 0)
+    assert engine.generate([*a, 7, 8], max_tokens=2).reused_tokens == 22
+    assert engine.generate([*b, 7], max_tokens=2).reused_tokens == 0
+
+
+def test_a_list_that_changes_afterwards_changes_nothing() -> None:
+    engine = scripted_engine(tokenizer=_never_ending(), session_slots=2)
+    prompt = [100, *range(20)]
+    stream = engine.stream(prompt, max_tokens=6)
+    next(stream)
+    prompt[5] = 77
+    list(stream)
+    assert engine.generate([100, *range(20), 9], max_tokens=2).reused_tokens == 21
+    assert engine.generate([*prompt, 9], max_tokens=2).reused_tokens in {0, 6}
+
+
+def test_the_idle_budget_is_announced_as_soon_as_there_can_be_idle_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="turbospark")
+    engine = scripted_engine(session_bytes=12_300_000)
+    assert engine.session_bytes == 12_300_000
+    assert caplog.messages == []
+    engine.session()
+    engine.session("alice")
+    assert caplog.messages == ["idle conversations may keep 12.3 MB"]
+    scripted_engine(session_slots=2)
+    assert len(caplog.messages) == 2
+
+
+def drafting_engine(quality: Any = "perfect", **options: Any) -> ts.Engine:
+    model = ScriptedModel()
+    drafter = ScriptedDrafter(model.logits_of, quality)
+    return scripted_engine(model, _never_ending(), drafter=drafter, **options)
+
+
+def test_a_call_may_leave_drafting_out_or_fix_the_block() -> None:
+    expected = scripted_engine(tokenizer=_never_ending()).generate("hi", max_tokens=13)
+    assert expected.draft_off_reason == "drafting is off"
+    assert (expected.drafted, expected.rounds) == (0, 0)
+    engine = drafting_engine(draft_block=2)
+    fixed = engine.generate("hi", max_tokens=13)
+    assert fixed.accepted_per_position == (4, 4)
+    wide = engine.generate("hi", max_tokens=13, draft_block=5)
+    assert wide.accepted_per_position == (2, 2, 2, 2, 2)
+    assert wide.draft_off_reason is None
+    off = engine.generate("hi", max_tokens=13, draft="off")
+    assert (off.rounds, off.draft_off_reason) == (0, "drafting was left out of this call")
+    for out in (fixed, wide, off):
+        assert out.token_ids == expected.token_ids
+    assert engine.session().send("hi", max_tokens=3, num_draft_tokens=1).rounds > 0
+
+
+def test_drafting_that_cannot_be_had_is_refused_by_name() -> None:
+    engine = scripted_engine()
+    with pytest.raises(OptionError, match="draft_block=3: drafting is off; leave draft_block out"):
+        engine.generate("hi", draft_block=3)
+    with pytest.raises(OptionError, match=r"draft='mtp': what drafts is chosen by load"):
+        engine.generate("hi", draft="mtp")
+    with pytest.raises(OptionError, match="draft_block=9: a round of the scripted drafter takes"):
+        drafting_engine(draft_block=9)
+    with pytest.raises(OptionError, match=r"draft_model: what drafts is chosen by load"):
+        engine.generate("hi", draft_model=engine.model)
+
+
+def test_a_draft_model_serves_the_module_functions() -> None:
+    model, tokenizer = scripted_engine(tokenizer=_never_ending())
+    expected = ts.generate(model, tokenizer, "hi", max_tokens=13)
+    assert expected.draft_off_reason == "no draft_model was given"
+    twin = scripted_engine(tokenizer=_never_ending())
+    for draft in (twin, twin.model):
+        out = ts.generate(
+            model, tokenizer, "hi", max_tokens=13, draft_model=draft, num_draft_tokens=3
+        )
+        assert out.token_ids == expected.token_ids
+        assert out.accepted_per_position == (3, 3, 3)
+    other = scripted_engine(ScriptedModel(vocab_size=260), ByteTokenizer(chat=False))
+    other.tokenizer.eos_ids = frozenset({3})
+    with pytest.raises(OptionError, match="its eos_ids is"):
+        ts.generate(model, tokenizer, "hi", draft_model=other)
+    with pytest.raises(OptionError, match="a model of type str"):
+        ts.generate(model, tokenizer, "hi", draft_model="tiny")
+
+
+def test_a_prompt_cache_goes_on_under_another_draft_model() -> None:
+    model, tokenizer = scripted_engine(tokenizer=_never_ending())
+    cache, plain = ts.make_prompt_cache(model), ts.make_prompt_cache(model)
+    drafts = [None, *(scripted_engine(tokenizer=_never_ending()).model for _ in range(2)), None]
+    for draft in drafts:
+        out = ts.generate(
+            model, tokenizer, "hi", max_tokens=9, prompt_cache=cache, draft_model=draft
+        )
+        expected = ts.generate(model, tokenizer, "hi", max_tokens=9, prompt_cache=plain)
+        assert out.token_ids == expected.token_ids
+        assert out.reused_tokens == expected.reused_tokens
+        assert (out.drafted > 0) == (draft is not None)
 
 
 @pytest.mark.parametrize("take", [copy.copy, copy.deepcopy, pickle.dumps])

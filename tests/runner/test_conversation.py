@@ -1,7 +1,10 @@
 """Conversations: ids are appended, nothing is fed twice, endings leave a defined state."""
 
 import copy
+import gc
 import pickle
+import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -185,14 +188,171 @@ def test_a_closed_conversation_takes_no_more() -> None:
         next(stream)
 
 
-def test_what_is_not_built_is_refused_by_name() -> None:
+def test_what_a_conversation_owns_is_refused_by_name() -> None:
     chat = scripted_engine().session()
-    with pytest.raises(UnsupportedError, match="fork is not built yet"):
-        chat.fork()
-    with pytest.raises(UnsupportedError, match=r"save\('a.tsession'\) is not built yet"):
-        chat.save("a.tsession")
     with pytest.raises(OptionError, match="owns its caches"):
         chat.send("hello", prompt_cache=[])
+    with pytest.raises(OptionError, match=r"load\(\.\.\., draft=\.\.\.\)"):
+        chat.send("hello", draft_model=object())
+
+
+def test_a_name_gives_the_same_conversation_until_it_is_closed() -> None:
+    engine = scripted_engine()
+    alice = engine.session("alice")
+    alice.send("hello", max_tokens=3)
+    assert engine.session("alice") is alice
+    assert engine.session("bob") is not alice
+    assert engine.session() is not engine.session()
+    alice.close()
+    again = engine.session("alice")
+    assert again is not alice
+    assert again.messages == []
+    alice.close()
+    assert engine.session("alice") is again
+
+
+def test_a_named_conversation_is_kept_and_a_nameless_one_goes_with_its_last_holder() -> None:
+    engine = scripted_engine()
+    engine.session("alice").send("hello", max_tokens=3)
+    gc.collect()
+    assert len(engine.session("alice").messages) == 2
+    nameless = weakref.ref(engine.session())
+    gc.collect()
+    assert nameless() is None
+
+
+@pytest.mark.parametrize("name", ["", "alice"])
+def test_closing_gives_every_cache_back(name: str) -> None:
+    engine = scripted_engine(ScriptedModel(recurrent=1))
+    chat = engine.session(name)
+    chat.send("hello", max_tokens=5)
+    stream = chat.stream("more", max_tokens=9)
+    next(stream)
+    fork = chat.fork()
+    session = chat.runner.session
+    kept = [weakref.ref(cache) for cache in session.caches]
+    assert session.nbytes == chat.nbytes > 0
+    chat.close()
+    gc.collect()
+    assert [ref() for ref in kept] == [None] * 3
+    assert chat.nbytes == session.nbytes == 0
+    assert fork.send("on", max_tokens=3).reused_tokens > 0
+
+
+def test_both_branches_of_a_fork_go_on_alone() -> None:
+    engine = scripted_engine()
+    chat = engine.session()
+    chat.send("hello", max_tokens=6)
+    fork = chat.fork("other")
+    assert engine.session("other") is fork
+    said = {"left": chat, "right": fork}
+    for _ in range(2):
+        for word, branch in said.items():
+            branch.send(word, max_tokens=6)
+    for word, branch in said.items():
+        alone = scripted_engine().session()
+        for message in ("hello", word, word):
+            expected = alone.send(message, max_tokens=6)
+        assert branch.messages == alone.messages
+        assert branch.runner.session.fed_ids.ids == alone.runner.session.fed_ids.ids
+        assert expected.reused_tokens > 0
+    with pytest.raises(OptionError, match="'other' is open"):
+        chat.fork("other")
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_a_fork_ends_a_reply_in_progress_and_shares_what_was_given(after: int) -> None:
+    chat = scripted_engine().session()
+    stream = chat.stream("hello", max_tokens=20)
+    for _ in range(after):
+        next(stream)
+    fork = chat.fork()
+    assert fork.messages == chat.messages
+    assert fork.runner.session.text_ids == chat.runner.session.text_ids
+    if after:
+        with pytest.raises(ProducerError, match="ended by a later one"):
+            next(stream)
+    fork.messages[:] = []
+    assert len(chat.messages) == (2 if after else 0)
+
+
+def test_idle_conversations_over_the_byte_budget_are_fed_again_and_say_so() -> None:
+    engine = scripted_engine(session_bytes=1000)
+    alice, bob, carol = (engine.session(name) for name in ("alice", "bob", "carol"))
+    first = alice.send("hello", max_tokens=6)
+    bob.send("hello", max_tokens=6)
+    assert not bob.send("x" * 60, max_tokens=6).evicted
+    out = carol.send("x", max_tokens=6)
+    assert out.evicted
+    assert (alice.nbytes, bob.nbytes > 0) == (0, True)
+    again = alice.send("more", max_tokens=6)
+    assert again.reused_tokens == 0
+    assert "within session_bytes" in again.reuse_reason
+    assert again.prompt_tokens > first.prompt_tokens + 6
+    fed = alice.runner.session.fed_ids.ids[: again.prompt_tokens]
+    assert scripted_engine().generate(fed, max_tokens=6).token_ids == again.token_ids
+    last = alice.send("more", max_tokens=6)
+    assert last.reused_tokens == again.prompt_tokens + 5
+    assert "continues" in last.reuse_reason
+
+
+def test_a_reply_in_progress_is_not_taken_for_idle() -> None:
+    engine = scripted_engine(session_bytes=0)
+    alice, bob = engine.session("alice"), engine.session("bob")
+    expected = scripted_engine().session().send("hello", max_tokens=9)
+    stream = alice.stream("hello", max_tokens=9)
+    tokens = [next(stream).token]
+    for _ in range(3):
+        bob.send("hi", max_tokens=2)
+        tokens.append(next(stream).token)
+    tokens += [part.token for part in stream]
+    assert tokens == expected.token_ids
+    bob.send("hi", max_tokens=2)
+    assert alice.nbytes == 0
+
+
+def test_parked_conversations_count_against_the_budget_too() -> None:
+    engine = scripted_engine(session_slots=3, session_bytes=900)
+    texts = [list(range(start, start + 50)) for start in (0, 100)]
+    for text in texts:
+        engine.generate(text, max_tokens=2)
+    chat = engine.session("alice")
+    assert not chat.send("x", max_tokens=2).evicted
+    chat.send("x" * 100, max_tokens=2)
+    out = engine.session("bob").send("hi", max_tokens=2)
+    assert out.evicted
+    again = [engine.generate([*text, 7], max_tokens=2).reused_tokens for text in texts]
+    assert again == [0, 50]
+
+
+def test_two_threads_interleave_two_conversations() -> None:
+    engine = scripted_engine(ScriptedModel(recurrent=1))
+    messages = [f"turn {turn}" for turn in range(6)]
+
+    def texts(chat: Any, found: list[Any]) -> None:
+        found.extend(chat.send(message, max_tokens=9).token_ids for message in messages)
+
+    expected: list[Any] = []
+    texts(scripted_engine(ScriptedModel(recurrent=1)).session(), expected)
+    found: list[list[Any]] = [[], []]
+    threads = [
+        threading.Thread(target=texts, args=(engine.session(name), found[index]))
+        for index, name in enumerate(("one", "two"))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected, expected]
+
+
+def test_a_message_asked_for_before_another_one_went_ahead_is_refused() -> None:
+    chat = scripted_engine().session()
+    late = chat.stream("late", max_tokens=3)
+    chat.send("hello", max_tokens=3)
+    with pytest.raises(PromptError, match="gone on since"):
+        next(late)
+    assert len(chat.messages) == 2
 
 
 @pytest.mark.parametrize("message", [None, 5, b"hi", [1, 2], [{"role": "user", "content": "hi"}]])

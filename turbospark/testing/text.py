@@ -32,6 +32,7 @@ class ByteTokenizer:
     vocab_size = 259
     bos_id: int | None = 256
     eos_ids = frozenset({257, 258})
+    special_ids = frozenset({256, 257, 258})
     _special = ("<bos>", "<eos>", "<end>")
 
     def __init__(self, *, chat: bool = True) -> None:
