@@ -1,5 +1,6 @@
 """One step of sampling: options, refusals, custom samplers and processors."""
 
+import time
 from typing import Any
 
 import mlx.core as mx
@@ -45,6 +46,21 @@ def test_a_seed_repeats_and_steps_differ() -> None:
 def test_without_a_seed_generations_differ() -> None:
     assert fresh_seed() != fresh_seed()
     assert Chooser(GenerationConfig(), 5).seed != Chooser(GenerationConfig(), 5).seed
+
+
+def test_draws_without_a_seed_never_meet_though_the_clock_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for clock in ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic"):
+        monkeypatch.setattr(time, clock, lambda: 7)
+    choosers = [Chooser(GenerationConfig(temperature=1.0), 5) for _ in range(40)]
+    numbers = {
+        chooser.uniform(step, stream)
+        for chooser in choosers
+        for step in range(10)
+        for stream in range(4)
+    }
+    assert len(numbers) == 1600
 
 
 def test_uniforms_are_uniform_and_independent_of_neighbours() -> None:
