@@ -30,16 +30,19 @@ class GpuTarget:
         prelude: the file in dialect/ that spells the dialect there.
         builder: takes the arguments of `mx.fast.metal_kernel` and gives what launches.
         own: the folder in bodies/ of what only this target runs; empty if it has none.
+        by_path: whether its compiler reads files, so that MLX gets their paths instead of their
+            text, which it hashes at every call: 10 microseconds for the longest ones.
     """
 
     name: str
     prelude: str
     builder: Builder
     own: str = ""
+    by_path: bool = False
 
 
 METAL = GpuTarget("metal", "metal.h", mx.fast.metal_kernel)
-CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel, "cuda")
+CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel, "cuda", by_path=True)
 
 
 def current_target() -> GpuTarget | None:
@@ -78,16 +81,29 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The body's text without comments; MLX hashes it at each call."""
+        """The body's text without comments."""
+        return _text(self.path)
+
+    @property
+    def path(self) -> str:
+        """The body's file under kernels/gpu/."""
         folder = f"bodies/{self.only}" if self.only else "bodies"
-        return _text(f"{folder}/{self.body or self.name}.h")
+        return f"{folder}/{self.body or self.name}.h"
+
+    def source_for(self, target: GpuTarget) -> str:
+        """The body as MLX gets it: its text, or its path with the names that MLX looks for."""
+        if not target.by_path:
+            return self.source
+        facts = [f"{name}_{fact}" for name in self.inputs for fact in ("shape", "strides", "ndim")]
+        return _part(self.path, target) + f"// {[fact for fact in facts if fact in self.source]}\n"
 
     def header(self, target: GpuTarget) -> str:
         """What precedes the body on a target."""
         if not (self.macros or self.helpers):
             return header(target, self.only)
         macros = "".join(f"#define {macro}\n" for macro in self.macros)
-        return header(target) + macros + "".join(_text(f"dialect/{name}") for name in self.helpers)
+        helpers = "".join(_part(f"dialect/{name}", target) for name in self.helpers)
+        return header(target) + macros + helpers
 
     def __call__(
         self,
@@ -161,8 +177,8 @@ class Kernel:
 
 def header(target: GpuTarget, only: str = "") -> str:
     """What precedes a body on a target: its prelude, the common helpers, those it alone has."""
-    text = _text(f"dialect/{target.prelude}") + _text("dialect/common.h")
-    return text + _text(f"dialect/{only}_only.h") if only else text
+    names = [target.prelude, "common.h", *([f"{only}_only.h"] if only else [])]
+    return "".join(_part(f"dialect/{name}", target) for name in names)
 
 
 @functools.cache
@@ -175,6 +191,13 @@ def constant(value: float | tuple[float, ...]) -> mx.array:
 def _text(path: str) -> str:
     text = resources.files("turbospark.kernels.gpu").joinpath(path).read_text("ascii")
     return strip_comments(text)
+
+
+def _part(path: str, target: GpuTarget) -> str:
+    """A file as a part of what MLX gets."""
+    if not target.by_path:
+        return _text(path)
+    return f'#include "{resources.files("turbospark.kernels.gpu").joinpath(path)}"\n'
 
 
 def strip_comments(text: str) -> str:
@@ -191,7 +214,7 @@ def _build(kernel: Kernel, target: GpuTarget, shared_bytes: int) -> Callable[...
         name=kernel.name,
         input_names=list(kernel.inputs),
         output_names=list(kernel.outputs),
-        source=kernel.source,
+        source=kernel.source_for(target),
         header=kernel.header(target),
         ensure_row_contiguous=not kernel.takes_strides,
         **shared,
