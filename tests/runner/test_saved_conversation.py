@@ -116,6 +116,20 @@ def test_without_the_drafter_the_text_goes_on_and_with_it_again_too(tmp_path: Pa
     assert "drafter" in out.draft_off_reason
 
 
+def test_a_last_message_may_be_sent_anew_to_recurrent_layers_too(tmp_path: Path) -> None:
+    engine = ENGINES["recurrent"]()
+    chat = engine.session()
+    chat.send("hello", max_tokens=7)
+    chat.send("a question " * 5, max_tokens=7)
+    chat.save(tmp_path / "a")
+    restored = ENGINES["recurrent"]().load_session(tmp_path / "a")
+    prompt = chat.runner.session.fed_ids.ids[:110]
+    here, there = (each.runner.try_reuse_prefix([*prompt, 1]) for each in (chat, restored))
+    assert there.tokens == here.tokens > 30
+    assert there.reason == here.reason
+    assert state(restored)[1:] == state(chat)[1:]
+
+
 def test_an_empty_conversation_can_be_saved(tmp_path: Path) -> None:
     engine = scripted_engine()
     engine.session("new").save(tmp_path / "a")

@@ -7,6 +7,8 @@ import mlx.core as mx
 import numpy as np
 
 from turbospark.errors import CheckpointError
+from turbospark.protocols import RollbackPoint
+from turbospark.sessions.checkpoints import Checkpoint
 from turbospark.sessions.session import Session
 
 
@@ -37,6 +39,11 @@ def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict
     if session.drafter_state is not None:
         arrays |= _under("drafter.", session.drafter_state.export())
     arrays |= _under("extra.", session.extras)
+    point = _last_prompt_end(session)
+    if point is not None:
+        values["prompt_end"] = point.position
+        for index, state in point.recurrent.items():
+            arrays |= {f"prompt_end.{index}.{place}": part for place, part in enumerate(state)}
     return values, arrays
 
 
@@ -72,6 +79,20 @@ def restore_session(
     session.record(fed, 0)
     session.pending = values["pending"]
     session.extras = _of("extra.", arrays)
+    if "prompt_end" in values:
+        states = {
+            index: tuple(_of(f"prompt_end.{index}.", arrays).values())
+            for index, cache in enumerate(session.caches)
+            if cache.recurrent
+        }
+        point = RollbackPoint(values["prompt_end"], states)
+        session.checkpoints.add(Checkpoint(point, ends_prompt=True))
+
+
+def _last_prompt_end(session: Session) -> RollbackPoint | None:
+    """Where a last message that is sent anew would go back to, for recurrent layers."""
+    kept = (taken.point for taken in reversed(session.checkpoints.all) if taken.ends_prompt)
+    return next(kept, None)
 
 
 def _under(prefix: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
