@@ -319,3 +319,68 @@ def test_a_row_does_not_depend_on_what_was_run_before() -> None:
             done = turn(runner, prompt, int(rng.integers(0, 4)), int(rng.integers(0, 5)))
             assert done.row == expected(model, done.ids)
             invariant(runner)
+
+
+def test_rows_taken_back_without_their_recurrent_state_are_not_the_same_text() -> None:
+    """What would happen if recurrent layers were passed over: the scripted model notices."""
+    runner = scripted_runner(ScriptedModel(recurrent=1))
+    fed(runner)
+    for cache in runner.session.caches[:2]:
+        cache.rewind(3)
+    runner.session.caches[2].place(5, runner.session.caches[2].state)
+    runner.session.fed_ids.rewind_to(5)
+    with pytest.raises(ProducerError, match="recurrent state is not that of the tokens"):
+        runner.produce(9, 5)
+
+
+def test_the_state_of_a_chunk_is_computed_with_it() -> None:
+    """A state that waits for the next pass would hold on to all of this one."""
+    runner = scripted_runner(ScriptedModel(recurrent=1))
+    asked: list[int] = []
+    cache = runner.session.caches[2]
+
+    class Watched(type(cache)):  # type: ignore[misc]
+        @property
+        def state(self) -> Any:
+            asked.append(self.offset)
+            return super().state
+
+    cache.__class__ = Watched
+    runner.produce_prefill(1, 0)
+    assert asked[-1] == 1
+
+
+def test_a_prompts_end_is_kept_a_little_before_it() -> None:
+    """So that a template that rewrites the end of a prompt costs no more than that end."""
+    model = ScriptedModel(recurrent=1)
+    runner = scripted_runner(model)
+    prompt = list(range(40))
+    ids = turn(runner, prompt, 3).ids
+    assert [call[1] for call in model.calls[:2]] == [24, 16]
+    done = turn(runner, [*ids[:37], 90, 91, 92])
+    assert done.reuse.tokens == 24
+    assert turn(runner, prompt).reuse.tokens == 24
+    short = scripted_runner(model)
+    ids = turn(short, prompt[:9], 3).ids
+    assert turn(short, [*ids[:10], 90]).reuse.tokens == 9
+    plain = scripted_runner(ScriptedModel())
+    turn(plain, prompt)
+    assert [call[1] for call in plain.model.calls] == [40]  # type: ignore[attr-defined]
+
+
+def test_a_new_turn_closes_the_one_left_between_two_tokens() -> None:
+    runner = scripted_runner()
+    closed: list[str] = []
+    first = runner.begin_turn()
+    runner.close_at_next_turn(lambda: closed.append("first"))
+    runner.check_turn(first)
+    assert closed == []
+    second = runner.begin_turn()
+    assert closed == ["first"]
+    runner.check_turn(second)
+    with pytest.raises(ProducerError, match="ended by a later one"):
+        runner.check_turn(first)
+    runner.close_at_next_turn(lambda: closed.append("second"))
+    runner.close_at_next_turn(None)
+    runner.begin_turn()
+    assert closed == ["first"]
