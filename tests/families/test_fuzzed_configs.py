@@ -41,7 +41,10 @@ CHANGES = st.dictionaries(
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("model_type", ["gemma3_text", "gemma4_text", "llama", "mistral", "qwen3"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["gemma3_text", "gemma4_text", "llama", "mistral", "qwen3", "qwen3_5", "qwen3_5_moe"],
+)
 @settings(max_examples=60, deadline=None)
 @given(changes=CHANGES)
 def test_a_damaged_config_is_refused_or_runs(model_type, changes):

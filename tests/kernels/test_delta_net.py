@@ -184,6 +184,19 @@ def test_chunks_equal_the_loop(heads, rows):
     close(np.array(R), np.array(S))
 
 
+def test_long_prefills_of_a_gpu_go_by_chunks_and_decode_row_by_row(monkeypatch):
+    heads = GEOMETRIES["odd"]
+    monkeypatch.setattr("turbospark.nn.delta_net.on_cpu", lambda: False)
+    unit, inputs, state = bound(heads, ReferenceKernels()), inputs_of(heads, 99), state_of(heads)
+    decoded = run(unit, inputs, state, [99])
+    filled = run(unit, inputs, state, [71, 28], Phase.PREFILL)
+    close(filled[0], decoded[0], 1e-4)
+    close(filled[1][1], decoded[1][1])
+    assert not np.array_equal(filled[1][1], decoded[1][1])
+    short = run(unit, inputs, state, [9] * 11, Phase.PREFILL)
+    assert np.array_equal(short[1][1], decoded[1][1])
+
+
 def test_chunks_survive_a_key_that_repeats():
     heads = GEOMETRIES["real_heads"]
     q, rows, log_decay = rule_inputs(heads, 64)

@@ -7,11 +7,14 @@ import pytest
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.reference import ReferenceKernels
 from turbospark.kernels.weights import QuantizedWeight
-from turbospark.nn.linear import RMSNorm
+from turbospark.nn.linear import Linear, RMSNorm
+from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import (
     Experts,
+    PlainRouter,
     RoutedExperts,
     Router,
+    SharedExpert,
     expert_matmul_reference,
     route_reference,
 )
@@ -75,6 +78,25 @@ def test_routed_experts_equal_a_loop(quantized):
     np.testing.assert_allclose(
         np.array(unit(h, Phase.DECODE)), expected(router, experts, norm, post, h), atol=2e-5
     )
+
+
+def test_a_shared_expert_is_added_to_every_row_by_its_own_gate():
+    _, experts, norm, _, _ = build(quantized=False)
+    proj, gate = Linear(C, E), Linear(C, 1)
+    proj.assign(random(E, C, scale=0.5))
+    gate.assign(random(1, C, scale=0.3))
+    mlp = MLP(C, INNER + 8, norm, activation="silu", residual=False)
+    for module in (mlp.gate_proj, mlp.up_proj, mlp.down_proj):
+        module.assign(random(*module.value.shape, scale=0.2))
+    router, h = PlainRouter(norm, proj), random(T, C)
+    options = {"top_k": K, "activation": "silu", "norm": norm}
+    alone = RoutedExperts(router, experts, **options)
+    both = RoutedExperts(router, experts, **options, shared=SharedExpert(mlp, gate))
+    y = np.array(h, np.float64)
+    y = y / np.sqrt((y * y).mean(-1, keepdims=True) + 1e-6) * np.array(norm.weight)
+    share = 1 / (1 + np.exp(-y @ np.array(gate.value, np.float64).T))
+    added = np.array(both(h, Phase.DECODE)) - np.array(alone(h, Phase.DECODE))
+    np.testing.assert_allclose(added, share * np.array(mlp(h, Phase.DECODE)), atol=2e-5)
 
 
 def assert_same(got: np.ndarray, expected: np.ndarray) -> None:
