@@ -90,7 +90,7 @@ def choose_geometry(product: Int4Product, rows: int) -> Geometry:
     steps = -(-product.inner // (64 * 4))
     warps = max(w for w in (1, 2, 4, 8) if w <= max(1, steps))
     for blocks, stages, staged in (
-        (2, 4, True), (2, 3, True), (1, 4, True), (1, 3, True), (1, 2, True),
+        (2, 4, True), (2, 3, True), (1, 6, True), (1, 4, True), (1, 3, True), (1, 2, True),
         (2, 4, False), (1, 4, False), (1, 2, False),
     ):  # fmt: skip
         cut = Geometry(warps, 4, stages, blocks, staged)

@@ -4,13 +4,14 @@ FUNC uint shared_address(const void* p) {
 }
 
 // BYTES from global to shared memory, in the background; both addresses are multiples of BYTES.
-template <int BYTES>
 FUNC void copy_async(uint to, const void* from) {
-  if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
-  }
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+
+// The same for fewer bytes, whose neighbours other warps of the block want at about that time.
+template <int BYTES>
+FUNC void copy_async_cached(uint to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
 }
 
 FUNC void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

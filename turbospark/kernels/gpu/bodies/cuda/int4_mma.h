@@ -74,8 +74,8 @@ auto fetch = [&]() {
         const int from_row = metal::min(fetched_row + row, last_row);
         const int from_chunk = fetched_step * (2 * STEP) + chunk;
         if (STAGED_SCALES || from_chunk < 2 * GROUPS) {
-          copy_async<16>(to + row * (32 * STEP) + ((chunk ^ (2 * (row & 3))) * 16),
-                         codes + from_row * (K / 8) + from_chunk * 4);
+          copy_async(to + row * (32 * STEP) + ((chunk ^ (2 * (row & 3))) * 16),
+                     codes + from_row * (K / 8) + from_chunk * 4);
         }
       }
       if (STAGED_SCALES && (HAS_BIASES || lane < 16)) {
@@ -86,7 +86,7 @@ auto fetch = [&]() {
             (lane < 16 ? scales : biases) + from_row * GROUPS + fetched_step * STEP;
         constexpr int BYTES = ROW_SCALES < 16 ? ROW_SCALES : 16;
         UNROLL for (int part = 0; part < ROW_SCALES / BYTES; part++) {
-          copy_async<BYTES>(to + CODE_BYTES + lane * ROW_SCALES + part * BYTES,
+          copy_async_cached<BYTES>(to + CODE_BYTES + lane * ROW_SCALES + part * BYTES,
                             reinterpret_cast<const char*>(from) + part * BYTES);
         }
       }
@@ -106,42 +106,51 @@ auto fetch = [&]() {
 UNROLL for (int stage = 0; stage < STAGES - 1; stage++) { fetch(); }
 
 if constexpr (STAGED_X) {
-  float inverse[M];
-  if constexpr (NORM) {
+  float squares[M];
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  for (int chunk = threadIdx.x; chunk < K / 8; chunk += 256) {
+    Pack<uint, 4> words[M];
+    UNROLL for (int m = 0; m < M; m++) { words[m] = load_eight(x + m * K + chunk * 8); }
+    const uint to = staged_x + chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16;
     UNROLL for (int m = 0; m < M; m++) {
-      float square_sum = 0.0f;
-      for (int chunk = threadIdx.x; chunk < K / 8; chunk += 256) {
-        const Floats<8> value = to_floats<X>(load_eight(x + m * K + chunk * 8));
+      words[m] = in_code_order(words[m]);
+      store_shared(to + m * X_STRIDE, words[m]);
+      if constexpr (NORM) {
+        const Floats<8> value = to_floats<X>(words[m]);
         UNROLL for (int i = 0; i < 8; i++) {
-          square_sum = metal::fma(value.v[i], value.v[i], square_sum);
+          squares[m] = metal::fma(value.v[i], value.v[i], squares[m]);
         }
       }
-      square_sum = simd_sum(square_sum);
+    }
+  }
+  if constexpr (NORM) {
+    UNROLL for (int m = 0; m < M; m++) {
+      const float square_sum = simd_sum(squares[m]);
       if (lane == 0) { sums[m * 8 + warp] = square_sum; }
     }
     __syncthreads();
+    float inverse[M];
     UNROLL for (int m = 0; m < M; m++) {
       float square_sum = 0.0f;
       UNROLL for (int i = 0; i < 8; i++) { square_sum += sums[m * 8 + i]; }
       inverse[m] = metal::precise::rsqrt(square_sum * (1.0f / static_cast<float>(K)) + numbers[0]);
     }
-  }
-  UNROLL for (int m = 0; m < M; m++) {
     for (int chunk = threadIdx.x; chunk < K / 8; chunk += 256) {
-      Pack<uint, 4> words = load_eight(x + m * K + chunk * 8);
-      if constexpr (NORM) {
+      Floats<8> factor;
+      if constexpr (HAS_NORM_WEIGHT) { factor = load_floats<8>(norm_weight + chunk * 8); }
+      const uint at = staged_x + chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16;
+      UNROLL for (int m = 0; m < M; m++) {
+        auto words = load_shared<Pack<uint, 4>>(at + m * X_STRIDE);
         Floats<8> value = to_floats<X>(words);
-        UNROLL for (int i = 0; i < 8; i++) { value.v[i] = value.v[i] * inverse[m]; }
-        if constexpr (HAS_NORM_WEIGHT) {
-          const Floats<8> factor = load_floats<8>(norm_weight + chunk * 8);
-          UNROLL for (int i = 0; i < 8; i++) { value.v[i] = value.v[i] * factor.v[i]; }
+        UNROLL for (int i = 0; i < 8; i++) {
+          value.v[i] = value.v[i] * inverse[m];
+          if constexpr (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i / 2 + i % 2 * 4]; }
         }
         UNROLL for (int i = 0; i < 4; i++) {
           words.v[i] = Pair<X>::pack(value.v[2 * i], value.v[2 * i + 1]);
         }
+        store_shared(at + m * X_STRIDE, words);
       }
-      store_shared(staged_x + m * X_STRIDE + chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16,
-                   in_code_order(words));
     }
   }
   __syncthreads();
