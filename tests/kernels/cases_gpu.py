@@ -15,12 +15,19 @@ from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget, header, strip_
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 ROUNDING = {mx.float32: 2e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
 
-EMULATION = GpuTarget(
-    "emulation", "metal.h", functools.partial(metal_emu.metal_kernel, strict=True)
-)
-BACKWARDS = GpuTarget(
-    "backwards", "metal.h", functools.partial(metal_emu.metal_kernel, strict=True, order=1)
-)
+GAPPED = ("attention_partials", "attention_tensor", "head_norm_rope")
+"""Bodies that leave out what nobody reads: chunks without keys, rows behind the newest."""
+
+
+def emulated(order: int = 0, **names: Any) -> Callable[..., Sequence[mx.array]]:
+    """A kernel in strict emulation; what a body may leave out holds NaN."""
+    kernel = metal_emu.metal_kernel(**names, strict=True, order=order)
+    gapped = names["name"] in GAPPED
+    return functools.partial(kernel, init_value=float("nan")) if gapped else kernel
+
+
+EMULATION = GpuTarget("emulation", "metal.h", emulated)
+BACKWARDS = GpuTarget("backwards", "metal.h", functools.partial(emulated, 1))
 TARGETS = [
     "reference",
     "emulation",
@@ -46,9 +53,9 @@ def tensor_emulation(order: int = 0) -> GpuTarget:
     def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
         if names["name"] == "attention_tensor":
             names["header"] = header(EMULATION) + helpers
-        return metal_emu.metal_kernel(**names, strict=True, order=order)
+        return emulated(order, **names)
 
-    return poisoned(GpuTarget("emulation", "metal.h", build, "cuda"))
+    return GpuTarget("emulation", "metal.h", build, "cuda")
 
 
 POISONED = {"metal": poisoned(METAL), "cuda": poisoned(CUDA)}
@@ -74,6 +81,6 @@ def mutated(kernel: str, old: str, new: str = "") -> GpuTarget:
         if names["name"] == kernel:
             assert old in names["source"], f"{kernel} has no {old!r} to mutate"
             names["source"] = names["source"].replace(old, new)
-        return metal_emu.metal_kernel(**names, strict=True)
+        return emulated(**names)
 
     return GpuTarget("mutant", "metal.h", build)

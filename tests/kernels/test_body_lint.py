@@ -9,6 +9,7 @@ from kernels.body_lint import RULES, Body
 from kernels.cases_gpu import EMULATION
 
 from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS
+from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
 from turbospark.kernels.gpu.int4_gemv import KERNEL as INT4_GEMV
 from turbospark.kernels.gpu.kernel import Kernel, header
 from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
@@ -18,12 +19,14 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
 # - codes: whole rows of K / 8 words, K a multiple of 32;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
-# - partials: an output of attention_partials, rows of D floats.
+# - partials: an output of attention_partials, rows of D floats;
+# - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4.
 KERNELS = {
     "int4_gemv": (INT4_GEMV, {"x", "codes"}, {"codes"}),
     "rms_norm": (RMS_NORM, set(), set()),
     "attention_partials": (PARTIALS, {"q", "sealed_k", "sealed_v", "tail_k", "tail_v"}, {"row"}),
     "attention_combine": (COMBINE, {"partials"}, {"partials"}),
+    "head_norm_rope": (HEAD_NORM_ROPE, {"tail_k", "tail_v"}, {"tail_k", "tail_v"}),
 }
 
 

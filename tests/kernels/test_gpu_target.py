@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from golden.fixtures import build_model, feed, int4_weights, load_golden
-from kernels.cases_gpu import EMULATION, TARGETS, resolve
+from kernels.cases_gpu import EMULATION, TARGETS, emulated, resolve
 from kernels.matrices import quantized, rows
-from metal_emu import metal_kernel, require_emulator
+from metal_emu import require_emulator
 
 from turbospark.caches.ring import RingCache
 from turbospark.errors import KernelError, OptionError
@@ -49,7 +49,7 @@ def counting(launched: list[str]) -> GpuTarget:
 
     def build(**names: Any) -> Any:
         launched.append(names["name"])
-        return metal_kernel(**names, strict=True)
+        return emulated(**names)
 
     return GpuTarget("emulation", "metal.h", build)
 
@@ -140,7 +140,7 @@ def test_the_description_names_the_bodies() -> None:
     kernels = GpuKernels(EMULATION, KernelPolicy(disable_kernels="rms_norm,int4_mma"))
     described = kernels.describe()
     assert described.startswith("emulation: int4_gemv, int4_rows, fused_projections,")
-    assert "dense_prefill, attention_decode; MLX operations" in described
+    assert "dense_prefill, head_norm_rope, attention_decode; MLX operations" in described
 
 
 @pytest.mark.skipif(mx.default_device() != mx.cpu, reason="MLX computes on a GPU here")

@@ -7,8 +7,9 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.kernels.activations import activate_reference
-from turbospark.kernels.gpu import attention_decode
-from turbospark.kernels.gpu.attention_prefill import attention_prefill
+from turbospark.kernels.gpu import head_norm_rope
+from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads
+from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.int4_product import takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
@@ -38,6 +39,7 @@ BODIES = (
     "fused_head",
     "dense_prefill",
     "rms_norm",
+    "head_norm_rope",
     "attention_decode",
 )
 """What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
@@ -93,8 +95,11 @@ class GpuKernels:
         v_norm: Norm | None,
         rope: Any,
     ) -> Rotate | None:
-        """None: heads are rotated by MLX."""
-        return None
+        """Per-head norms, RoPE on q and k, k and v rows written into the cache."""
+        if "head_norm_rope" not in self._enabled or not head_norm_rope.takes(heads):
+            return None
+        unit = HeadUnit.build(heads, rope, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
+        return bind_heads(unit, self._target)
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         """None: recurrent layers run MLX's operations."""
@@ -201,18 +206,5 @@ class GpuKernels:
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
-        has_body = "attention_decode" in self._enabled and attention_decode.takes(heads)
-
-        def run(q: mx.array, cache: Any, phase: Phase) -> mx.array:
-            rows = cache.rows()
-            if isinstance(rows, StepRows):
-                return attention_decode.attention_step(
-                    q, rows, scale, window, sinks, target=self._target
-                )
-            if has_body and phase is Phase.DECODE and q.shape[0] <= attention_decode.MAX_ROWS:
-                return attention_decode.attention_decode(
-                    q, rows, scale, window, sinks, target=self._target
-                )
-            return attention_prefill(q, rows, scale, window, sinks)
-
-        return run
+        target = self._target if "attention_decode" in self._enabled else None
+        return bind_attention(heads, scale, window, sinks, target)

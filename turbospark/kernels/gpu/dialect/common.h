@@ -50,3 +50,11 @@ FUNC int chunk_of(int position, int size, int first) {
   const int before = ((1 << level) - 1) * first;
   return level * first + ((unit - before) >> level);
 }
+
+// Cosine and sine of any angle, times a factor.
+FUNC Floats<2> rotation(float angle, float factor) {
+  Floats<2> made;
+  made.v[0] = metal::precise::cos(angle) * factor;
+  made.v[1] = metal::precise::sin(angle) * factor;
+  return made;
+}

@@ -65,6 +65,8 @@ FUNC int max(int a, int b) { return a > b ? a : b; }
 FUNC int min(int a, int b) { return a < b ? a : b; }
 namespace precise {
 FUNC float exp(float x) { return expf(x); }
+FUNC float cos(float x) { return cosf(x); }
+FUNC float sin(float x) { return sinf(x); }
 FUNC float tanh(float x) { return tanhf(x); }
 FUNC float rsqrt(float x) { return 1.0f / sqrtf(x); }
 }  // namespace precise
