@@ -355,6 +355,27 @@ def test_a_prompt_cache_continues_with_every_token_of_the_text() -> None:
     assert second.token_ids == whole.token_ids
 
 
+def test_a_prompt_that_says_a_prompt_cache_again_is_refused_and_nothing_moves() -> None:
+    model, tokenizer = scripted_engine(tokenizer=_never_ending())
+    cache = ts.make_prompt_cache(model)
+    first = ts.generate(model, tokenizer, [1, 2, 3], max_tokens=4, prompt_cache=cache)
+    said = [1, 2, 3, *first.token_ids]
+    for again in (said, [*said, 9]):
+        with pytest.raises(PromptError, match="begins with all 7 tokens that prompt_cache holds"):
+            ts.generate(model, tokenizer, again, prompt_cache=cache)
+    out = ts.generate(model, tokenizer, [9], max_tokens=4, prompt_cache=cache)
+    cold = ts.generate(model, tokenizer, [*said, 9], max_tokens=4)
+    assert (out.token_ids, out.reused_tokens) == (cold.token_ids, 6)
+
+
+@pytest.mark.parametrize("prompt", [[7], [7, 8, 9]])
+def test_the_same_prompt_twice_says_the_same(prompt: list[int]) -> None:
+    engine = scripted_engine(tokenizer=_never_ending())
+    texts = [engine.generate(prompt, max_tokens=5) for _ in range(3)]
+    assert texts[0].token_ids == texts[1].token_ids == texts[2].token_ids
+    assert [text.reused_tokens for text in texts] == [0, len(prompt) - 1, len(prompt) - 1]
+
+
 @pytest.mark.parametrize("cache", [[], "x", {}])
 def test_a_foreign_prompt_cache_is_refused(cache: Any) -> None:
     model, tokenizer = scripted_engine()

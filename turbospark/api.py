@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from turbospark.engine import Engine
-from turbospark.errors import OptionError
+from turbospark.errors import OptionError, PromptError
 from turbospark.loading.build import load_model
 from turbospark.loading.drafters import load_drafter
 from turbospark.loading.plan import Plan, free_bytes
@@ -138,6 +138,8 @@ def stream_generate(
             f"prompt_cache of type {type(session).__name__}: make it with "
             "turbospark.make_prompt_cache(model)"
         )
+    if session is not None:
+        _refuse_said_again(session, ids)
     drafter = _drafter_of(read.draft_model, model, tokenizer, session)
     runner = _new_runner(model, serving, session, drafter, reuse=session is not None)
     text = ids if session is None else [*session.text_ids, *ids]
@@ -210,6 +212,16 @@ def _new_runner(
 ) -> Runner:
     pool = SessionPool(session_maker(model, serving), live=session)
     return Runner(model, pool, drafter, prefix_reuse=reuse, prefer_reuse=True)
+
+
+def _refuse_said_again(session: Session, ids: list[int]) -> None:
+    said = session.text_ids
+    if len(said) > 1 and ids[: len(said)] == said:
+        raise PromptError(
+            f"the prompt begins with all {len(said)} tokens that prompt_cache holds, which would "
+            "stand in the text twice: give only what is new, or use Engine.generate, which finds "
+            "out by itself"
+        )
 
 
 _DRAFTED: "weakref.WeakKeyDictionary[Session, Any]" = weakref.WeakKeyDictionary()

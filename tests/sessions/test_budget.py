@@ -52,6 +52,14 @@ def test_a_budget_of_zero_keeps_nothing_idle() -> None:
     assert (one.nbytes, other.nbytes) == (0, 0)
 
 
+def test_idle_bytes_of_the_one_in_use_count_too() -> None:
+    budget, pool, other = ByteBudget(100), Holder(70), Holder(40)
+    used(budget, pool, other)
+    assert budget.use(pool) == 0
+    assert budget.use(pool, held=61) == 1
+    assert (pool.nbytes, other.nbytes) == (70, 0)
+
+
 def test_what_is_forgotten_or_dropped_counts_for_nothing() -> None:
     budget, kept, closed = ByteBudget(12), Holder(6), Holder(6)
     dropped = Holder(6)

@@ -61,6 +61,16 @@ def test_chunks_and_reuse_do_not_change_the_text(engine: ts.Engine) -> None:
     assert warm.token_ids == cold.token_ids
 
 
+def test_a_text_does_not_depend_on_what_was_asked_before(tiny: Path) -> None:
+    prompts = ["hello there", "hello you", "something else", "hello there and more"]
+    cold = [ts.load(tiny).generate(prompt, max_tokens=9).token_ids for prompt in prompts]
+    for slots in (1, 2, 3):
+        engine = ts.load(tiny, session_slots=slots)
+        for _ in range(2):
+            found = [engine.generate(prompt, max_tokens=9).token_ids for prompt in prompts]
+            assert found == cold
+
+
 def test_a_sampled_text_repeats_with_its_seed(engine: ts.Engine) -> None:
     options = {"max_tokens": 12, "temperature": 1.0, "top_p": 0.95, "seed": 7}
     assert engine.generate("hi", **options).token_ids == engine.generate("hi", **options).token_ids

@@ -88,7 +88,7 @@ class Conversations:
     ) -> Iterator[GenerationResponse]:
         """Responses of an anonymous conversation, for which idle ones make room."""
         with anonymous.lock:
-            evicted = self.budget.use(anonymous)
+            evicted = self.budget.use(anonymous, anonymous.nbytes)
         yield from noted(responses, {"evicted": True} if evicted else {})
 
     def close(self, conversation: Conversation) -> None:

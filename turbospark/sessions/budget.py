@@ -48,8 +48,12 @@ class ByteBudget:
         """Bytes that all known conversations hold."""
         return sum(idle.nbytes for idle in self._living())
 
-    def use(self, wanted: Idle) -> int:
+    def use(self, wanted: Idle, held: int = 0) -> int:
         """Note that a conversation is in use now; the least recently used others make room.
+
+        Args:
+            wanted: the one in use.
+            held: bytes of it that are idle all the same.
 
         Returns:
             how many gave their memory back.
@@ -57,7 +61,7 @@ class ByteBudget:
         with self._lock:
             others = [idle for idle in self._living() if idle is not wanted]
             self._known = [weakref.ref(idle) for idle in [*others, wanted]]
-        over = sum(idle.nbytes for idle in others) - self.limit
+        over = held + sum(idle.nbytes for idle in others) - self.limit
         count = 0
         for idle in others:
             if over <= 0:
