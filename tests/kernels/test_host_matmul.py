@@ -6,6 +6,7 @@ import mmap
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 import numpy as np
@@ -213,6 +214,13 @@ def test_mxfp4_is_left_to_the_reference():
     codes, scales = mx.quantize(rows(7, 64), group_size=32, bits=4, mode="mxfp4")
     weight = QuantizedWeight(codes, scales, None, 4, 32, mode="mxfp4")
     assert host().normed_projections(None, [weight], [None]) is None
+
+
+def test_a_zero_code_beside_the_middle_is_left_to_the_reference():
+    weight, _ = quantized(7, 96, 5, 32, zero=True)
+    assert host().normed_projections(None, [weight], [None]) is not None
+    moved = replace(weight, zero=15)
+    assert host().normed_projections(None, [moved], [None]) is None
 
 
 def test_auto_is_the_host_on_a_cpu():

@@ -142,7 +142,8 @@ def is_supported(weight: Weight) -> bool:
     if not isinstance(weight, QuantizedWeight):
         return weight.dtype in _ELEMENTS
     known = weight.bits in BITS and weight.group_size in GROUP_SIZES
-    return known and weight.mode == "affine" and weight.scales.dtype in _ELEMENTS
+    middle = weight.zero in {None, 0, 1 << (weight.bits - 1)}
+    return known and middle and weight.mode == "affine" and weight.scales.dtype in _ELEMENTS
 
 
 class HostNorm:

@@ -28,22 +28,18 @@ Inputs::Inputs(Carver& carver, const InputShape& shape, int thread, int threads)
         row.low = carver.take<int8_t>(rows * step_);
         tiles_.low = carver.take<int8_t>(tile_rows * step_);
       }
-      if (!shape.prefill) {
-        row.scales = carver.take<float>(rows * step_ / 4);
-        row.quads = carver.take<int32_t>(rows * step_ / 4);
-      }
+      if (!shape.prefill) row.minus_quads = carver.take<int32_t>(rows * step_ / 4);
     } else {
       row.whole = carver.take<int16_t>(rows * step_);
       tiles_.whole = carver.take<int16_t>(tile_rows * step_);
-      if (!shape.prefill) row.scales = carver.take<float>(rows * step_ / SCALE_SPAN);
     }
+    row.scales = carver.take<float>(rows * step_ / SCALE_SPAN);
     tiles_.scales = carver.take<float>(tile_rows * step_ / SCALE_SPAN);
     tiles_.sums = carver.take<int32_t>(tile_rows * step_ / 16);
   }
   for (int size = 16; size <= 128; size *= 2)
     packed_.sums_step += Row::sums_length(shape.columns, size);
   if (!shape.prefill) row.sums = carver.take<float>(rows * packed_.sums_step);
-  span_scales_ = carver.take<float>(rows * step_ / SCALE_SPAN);
   span_sums_ = carver.take<int32_t>(rows * step_ / 16);
   normed_ = carver.take<float>(threads * step_) + thread * step_;
   product_scratch_ = carver.take<char>(threads * shape.product_scratch);
@@ -85,28 +81,20 @@ void Inputs::pack_row(const float* x, const Norm* norm, int64_t at) {
   memset(values + K, 0, (step_ - K) * sizeof(float));
   if (integers())
     round_row(values, step_, shape_.mode,
-              {row.high, row.low, row.whole, row.quads, span_scales_ + at * (step_ / SCALE_SPAN),
+              {row.high, row.low, row.whole, row.minus_quads, row.scales,
                span_sums_ + at * (step_ / 16)});
   if (!shape_.prefill) finish_row(at);
 }
 
-// What decode's products read beyond the rounded values: scales a lane, sums of groups.
+// What decode's products read beyond the rounded values: sums of groups.
 void Inputs::finish_row(int64_t at) {
-  const Row row = packed_[at];
-  const int64_t spans = step_ / SCALE_SPAN;
-  const float* scales = span_scales_ + at * spans;
-  if (integers() && EIGHT_BIT_DOTS) {
-    for (int64_t i = 0; i < spans; i++)
-      for (int lane = 0; lane < 8; lane++) row.scales[8 * i + lane] = scales[i];
-  } else if (integers()) {
-    memcpy(row.scales, scales, spans * sizeof(float));
-  }
   if (!shape_.biased) return;
+  const Row row = packed_[at];
   const int32_t* sums = span_sums_ + at * (step_ / 16);
   float* to = row.sums;
   for (int64_t g = 0; g < shape_.columns / 16; g++) {
     if (integers()) {
-      to[g] = scales[g * 16 / SCALE_SPAN] * (float)sums[g];
+      to[g] = row.scales[g * 16 / SCALE_SPAN] * (float)sums[g];
     } else {
       F total = F{};
       for (int j = 0; j < 16; j += LANES) total = total + load(row.values + g * 16 + j);
@@ -136,7 +124,7 @@ void Inputs::pack_tile(const float* x, const Norm* norm, int64_t tile) {
   turn(row.low, tiles_.low, step_ / 4);
   turn(row.whole, tiles_.whole, step_ / 2);
   if (!integers()) return;
-  turn(span_scales_ + own_ * (step_ / SCALE_SPAN), tiles_.scales, step_ / SCALE_SPAN);
+  turn(row.scales, tiles_.scales, step_ / SCALE_SPAN);
   turn(span_sums_ + own_ * (step_ / 16), tiles_.sums, step_ / 16);
 }
 

@@ -42,7 +42,6 @@ class Inputs {
   Rows packed_;            // decode: all rows; prefill: LANES rows a thread, then turned
   Tiles tiles_;
   float* normed_;          // [padded], this thread's
-  float* span_scales_;     // [packed rows][padded / 32]
   int32_t* span_sums_;     // [packed rows][padded / 16]
   char* product_scratch_;  // this thread's
   const float* waiting_ = nullptr;  // one row that this thread has not packed yet

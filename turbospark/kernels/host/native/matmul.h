@@ -20,13 +20,13 @@ inline int64_t padded(int64_t columns) { return (columns + CHUNK - 1) / CHUNK * 
 // Activation rows for decode, each zero beyond its last column. Sums are of what the product
 // sees: the rounded values in the integer forms. Pointers of a form that is not filled are null.
 struct Row {
-  float* values;    // [padded]
-  int8_t* high;     // [padded]: value = scale * (128 * high + low), or scale * high in int8
-  int8_t* low;      // [padded], pair only
-  int16_t* whole;   // [padded]: value = scale * whole, where there is no 8-bit dot product
-  float* scales;    // 16 floats a chunk (8 lanes a scale) with high/low; else one a span
-  int32_t* quads;   // [padded / 4]: sums of 4 neighbours of 128 * high + low
-  float* sums;      // of every 16 columns, then of every 32, 64 and 128: see `sums_of`
+  float* values;         // [padded]
+  int8_t* high;          // [padded]: value = scale * (128 * high + low), or scale * high in int8
+  int8_t* low;           // [padded], pair only
+  int16_t* whole;        // [padded]: value = scale * whole, where there is no 8-bit dot product
+  float* scales;         // one a span
+  int32_t* minus_quads;  // [padded / 4]: minus the sums of 4 neighbours of 128 * high + low
+  float* sums;           // of every 16 columns, then of every 32, 64 and 128: see `sums_of`
 
   // Sums of every `group` columns.
   const float* sums_of(int group, int64_t columns) const {
@@ -45,10 +45,10 @@ struct Rows {
   int64_t sums_step;
 
   Row operator[](int64_t m) const {
-    const int64_t step = padded(columns), scales = LANES == 16 ? step / 4 : step / SCALE_SPAN;
+    const int64_t step = padded(columns), spans = step / SCALE_SPAN;
     auto at = [m](auto* base, int64_t length) { return base ? base + m * length : base; };
-    return {at(first.values, step), at(first.high, step),     at(first.low, step),
-            at(first.whole, step),  at(first.scales, scales), at(first.quads, step / 4),
+    return {at(first.values, step), at(first.high, step),    at(first.low, step),
+            at(first.whole, step),  at(first.scales, spans), at(first.minus_quads, step / 4),
             at(first.sums, sums_step)};
   }
 };

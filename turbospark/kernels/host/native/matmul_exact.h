@@ -28,7 +28,7 @@ struct ExactProduct {
 
   // A code put into the low byte of 2^23 is the float 2^23 + code.
   void floats(const uint8_t* from, int64_t bytes, F* to) const {
-    const __m512i codes = unpack(from, Unpacker<BITS>::bytes_mask(bytes));
+    const __m512i codes = unpack(load_bytes(from, bytes));
     const __m512i base = _mm512_set1_epi32(0x4b000000);
     TS_UNROLL for (int v = 0; v < VECTORS; v++) {
       to[v] = (F)_mm512_mask_permutexvar_epi8(base, 0x1111111111111111ull, places[v], codes);

@@ -6,82 +6,121 @@
 
 namespace ts {
 
-// The group of every 32-bit lane of a chunk, counted from the chunk's first group.
-template <int GROUP>
-__m512i lane_groups() {
+// What unit of the `size` columns every 32-bit lane of a chunk lies in, from the chunk's first on.
+inline __m512i lane_units(int size) {
   alignas(64) int32_t lane[16];
-  for (int j = 0; j < 16; j++) lane[j] = 4 * j / GROUP;
+  for (int j = 0; j < 16; j++) lane[j] = 4 * j / size;
   return _mm512_load_si512(lane);
 }
 
+// Codes are multiplied at the upper end of their bytes: there the code that stands for 0 is 128,
+// which is also what a high half counts for.
 template <int BITS, int GROUP, bool PAIR>
 struct IntegerProduct {
-  static constexpr int CHUNKS = SCALE_WINDOW * GROUP / CHUNK;
   static constexpr int STEP = GROUP < SCALE_SPAN ? GROUP : SCALE_SPAN;  // one scale on each side
+  static constexpr int CHUNKS = LANES * STEP / CHUNK;                   // of a window of scales
+  static constexpr int RAISED = 8 - BITS;
 
-  Unpacker<BITS> unpack;
-  __m512i groups_of_lanes, minus_zero;
+  Unpacker<BITS, RAISED> raise;
+  __m512i steps_of_lanes, minus_zero, has_zero;
 
   explicit IntegerProduct(const Matrix& w)
-      : groups_of_lanes(lane_groups<GROUP>()), minus_zero(_mm512_set1_epi32(-w.zero)) {}
+      : steps_of_lanes(lane_units(STEP)),
+        minus_zero(_mm512_set1_epi32(-w.zero)),
+        has_zero(_mm512_set1_epi32(w.zero ? -1 : 0)) {}
 
   template <int M>
   TS_NOINLINE void rows(const Matrix& w, const Row* x, int64_t first, int64_t last, float* y,
                         int64_t stride) const {
     const Layout layout(w, BITS, GROUP);
-    for (int64_t row = first; row < last; row += 4)
-      four_rows<M>(w, layout, x, row, last, y, stride);
+    const int64_t whole = w.rows * layout.row_bytes - CHUNK;
+    for (int64_t row = first; row < last; row += 4) {
+      if ((row + 4) * layout.row_bytes <= whole)
+        four_rows<M, true>(w, layout, x, row, last, y, stride);
+      else
+        four_rows<M, false>(w, layout, x, row, last, y, stride);
+    }
   }
 
-  template <int M>
+  // BEFORE_END: a vector may be read from any of their codes on. What lies behind a row then
+  // meets activations of zero.
+  template <int M, bool BEFORE_END>
   TS_INLINE void four_rows(const Matrix& w, const Layout& layout, const Row* x, int64_t row,
                         int64_t last, float* y, int64_t stride) const {
     const QuantizedRows rows(w, layout, row);
     const int64_t chunks = layout.chunks;
-    const __mmask64 all = Unpacker<BITS>::bytes_mask(8 * BITS);
-    const __mmask64 rest = Unpacker<BITS>::bytes_mask(layout.rest_bytes);
     F total[M][4] = {};
     for (int64_t window = 0; window < chunks; window += CHUNKS) {
-      const int64_t group = window * CHUNK / GROUP, end = smaller_of(chunks, window + CHUNKS);
-      const int count = (int)smaller_of(SCALE_WINDOW, rows.groups - group);
-      F scales[4];
-      TS_UNROLL for (int i = 0; i < 4; i++) {
-        const int64_t at = rows.first_group[i] + group;
-        scales[i] = load_elements(w.scales, at, w.element, count);
-        prefetch_scales(w, at + layout.scales_ahead);
-      }
+      const int64_t end = smaller_of(chunks, window + CHUNKS);
+      F scales[M][4];
+      window_scales<M>(w, layout, rows, x, window, scales);
+      __m512i lanes = steps_of_lanes;
       for (int64_t c = window; c < end; c++) {
-        const __mmask64 bytes = c + 1 < chunks ? all : rest;
-        const int at = (int)((c - window) * CHUNK / GROUP);
-        const __m512i lanes = _mm512_add_epi32(groups_of_lanes, _mm512_set1_epi32(at));
+        const int64_t bytes = c + 1 < chunks ? 8 * BITS : layout.rest_bytes;
         __m512i start[M];
         TS_UNROLL for (int m = 0; m < M; m++) {
-          start[m] = _mm512_mullo_epi32(minus_zero, _mm512_loadu_si512(x[m].quads + c * 16));
+          start[m] = minus_zeros(_mm512_loadu_si512(x[m].minus_quads + c * 16));
         }
         TS_UNROLL for (int i = 0; i < 4; i++) {
           const uint8_t* from = rows.codes[i] + c * 8 * BITS;
           prefetch(from + layout.ahead);
-          const __m512i codes = unpack(from, bytes);
-          const F scale = (F)_mm512_permutexvar_ps(lanes, (__m512)scales[i]);
+          const __m512i codes =
+              raise(BEFORE_END ? _mm512_loadu_si512(from) : load_bytes(from, bytes));
           TS_UNROLL for (int m = 0; m < M; m++) {
+            const F scale = (F)_mm512_permutexvar_ps(lanes, (__m512)scales[m][i]);
             const F dot = to_float((I)chunk_dot(codes, x[m], c, start[m]));
-            total[m][i] = fma(dot, scale * load(x[m].scales + c * 16), total[m][i]);
+            total[m][i] = fma(dot, scale, total[m][i]);
           }
         }
+        lanes = _mm512_add_epi32(lanes, _mm512_set1_epi32(CHUNK / STEP));
       }
     }
     TS_UNROLL for (int m = 0; m < M; m++) {
+      TS_UNROLL for (int i = 0; i < 4; i++) total[m][i] = total[m][i] * (1.0f / (1 << RAISED));
       if (w.biases) add_biases(w, rows, x[m].sums_of(GROUP, w.columns), total[m]);
       store_four(w, total[m], row, last, y + m * stride);
     }
   }
 
+  // Scales of LANES steps from chunk `window` on, of the weights times those of the activations.
+  template <int M>
+  TS_INLINE void window_scales(const Matrix& w, const Layout& layout, const QuantizedRows& rows,
+                               const Row* x, int64_t window, F (&scales)[M][4]) const {
+    constexpr int GROUPS = LANES * STEP / GROUP, SPANS = LANES * STEP / SCALE_SPAN;
+    const int64_t group = window * CHUNK / GROUP, span = window * CHUNK / SCALE_SPAN;
+    const int groups = (int)smaller_of(GROUPS, rows.groups - group);
+    const int spans = (int)smaller_of(SPANS, layout.chunks * CHUNK / SCALE_SPAN - span);
+    F inputs[M];
+    TS_UNROLL for (int m = 0; m < M; m++) {
+      inputs[m] = spread<SPANS>(load_first(x[m].scales + span, spans));
+    }
+    TS_UNROLL for (int i = 0; i < 4; i++) {
+      const int64_t at = rows.first_group[i] + group;
+      const F weights = spread<GROUPS>(load_elements(w.scales, at, w.element, groups));
+      prefetch_scales(w, at + layout.scales_ahead);
+      TS_UNROLL for (int m = 0; m < M; m++) scales[m][i] = weights * inputs[m];
+    }
+  }
+
+  // COUNT lanes repeated so that they fill the vector.
+  template <int COUNT>
+  static F spread(F few) {
+    if (COUNT == LANES) return few;
+    return (F)_mm512_permutexvar_ps(lane_units(4 * LANES / COUNT), (__m512)few);
+  }
+
+  // What the codes that stand for 0 take away from a dot product, before its high half is raised.
+  TS_INLINE __m512i minus_zeros(__m512i minus_quads) const {
+    const __m512i zeros = _mm512_and_si512(has_zero, minus_quads);
+    return PAIR ? zeros : _mm512_slli_epi32(zeros, 7);
+  }
+
   static __m512i chunk_dot(__m512i codes, const Row& x, int64_t chunk, __m512i start) {
     const __m512i high = _mm512_loadu_si512(x.high + chunk * CHUNK);
-    if (!PAIR) return _mm512_dpbusd_epi32(start, codes, high);
-    const __m512i upper = _mm512_dpbusd_epi32(_mm512_setzero_si512(), codes, high);
-    const __m512i carried = _mm512_add_epi32(_mm512_slli_epi32(upper, 7), start);
-    return _mm512_dpbusd_epi32(carried, codes, _mm512_loadu_si512(x.low + chunk * CHUNK));
+    const __m512i upper = _mm512_dpbusd_epi32(start, codes, high);
+    if (!PAIR) return upper;
+    const __m512i low = _mm512_loadu_si512(x.low + chunk * CHUNK);
+    return _mm512_dpbusd_epi32(_mm512_slli_epi32(upper, 7), codes, low);
   }
 
   struct Block {
@@ -100,9 +139,8 @@ struct IntegerProduct {
       const int64_t r = clamp_row(w, first + i);
       const uint8_t* from = w.data + r * (w.columns * BITS / 8);
       for (int64_t c = 0; c < block.step / CHUNK; c++) {
-        const auto bytes = Unpacker<BITS>::bytes_mask(chunk_bytes<BITS>(w.columns, c));
         uint8_t* to = block.codes + i * block.step + c * CHUNK;
-        _mm512_storeu_si512(to, unpack(from + c * 8 * BITS, bytes));
+        unpack_chunk<BITS>(from + c * 8 * BITS, chunk_bytes<BITS>(w.columns, c), to);
       }
       block.at.load_row(w, r, i);
     }

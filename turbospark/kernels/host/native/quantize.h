@@ -18,9 +18,9 @@ constexpr float LARGEST_PAIR = 127 * 128, LARGEST_INT8 = 127;
 struct Rounded {
   int8_t *high, *low;
   int16_t* whole;
-  int32_t* quads;  // or null where they are not wanted
-  float* scales;   // one a span
-  int32_t* sums;   // one for 16 columns
+  int32_t* minus_quads;  // or null where they are not wanted
+  float* scales;         // one a span
+  int32_t* sums;         // one for 16 columns
 };
 
 // The whole numbers nearest to x * inverse; they must be below 2^22.
@@ -81,7 +81,8 @@ inline void round_row(const float* x, int64_t step, int32_t mode, const Rounded&
     if (pair)
       quads = _mm512_dpbusd_epi32(_mm512_slli_epi32(quads, 7), ones,
                                   _mm512_loadu_si512(to.low + k));
-    if (to.quads) _mm512_storeu_si512(to.quads + k / 4, quads);
+    if (to.minus_quads)
+      _mm512_storeu_si512(to.minus_quads + k / 4, _mm512_sub_epi32(_mm512_setzero_si512(), quads));
     quads = _mm512_add_epi32(quads, _mm512_shuffle_epi32(quads, _MM_PERM_CDAB));
     quads = _mm512_add_epi32(quads, _mm512_shuffle_epi32(quads, _MM_PERM_BADC));
     const __m512i four = _mm512_maskz_compress_epi32(0x1111, quads);

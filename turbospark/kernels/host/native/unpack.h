@@ -13,8 +13,8 @@ int64_t chunk_bytes(int64_t columns, int64_t chunk) {
 #if defined(TS_AVX512)
 
 // Every 8 codes lie in BITS bytes: bring these to the low end of a 64-bit lane, then shift each
-// code into a byte of its own.
-template <int BITS>
+// code into a byte of its own, RAISED bits above the byte's low end.
+template <int BITS, int RAISED = 0>
 struct Unpacker {
   __m512i order, shifts, mask;
 
@@ -24,24 +24,27 @@ struct Unpacker {
     const __m512i starts = _mm512_mullo_epi64(eighth, _mm512_set1_epi64(0x0101010101010101 * BITS));
     constexpr int64_t low_bytes = BITS == 8 ? -1 : (int64_t{1} << (8 * BITS % 64)) - 1;
     order = _mm512_add_epi8(starts, _mm512_set1_epi64(0x0706050403020100 & low_bytes));
-    shifts = _mm512_set1_epi64(0x0706050403020100 * BITS);
-    mask = _mm512_set1_epi8((char)((1 << BITS) - 1));
+    shifts = _mm512_sub_epi8(_mm512_set1_epi64(0x0706050403020100 * BITS),
+                             _mm512_set1_epi8(RAISED));
+    mask = _mm512_set1_epi8((char)(((1 << BITS) - 1) << RAISED));
   }
 
-  static __mmask64 bytes_mask(int64_t bytes) { return ~0ull >> (64 - bytes); }
-
-  __m512i operator()(const uint8_t* from, __mmask64 bytes) const {
-    const __m512i packed = _mm512_maskz_loadu_epi8(bytes, from);
+  __m512i operator()(__m512i packed) const {
     if (BITS == 8) return packed;
     const __m512i placed = _mm512_permutexvar_epi8(order, packed);
     return _mm512_and_si512(_mm512_multishift_epi64_epi8(shifts, placed), mask);
   }
 };
 
+// The first `count` (1 .. 64) bytes, then zeros; touches no memory beyond them.
+inline __m512i load_bytes(const uint8_t* from, int64_t count) {
+  return _mm512_maskz_loadu_epi8(~0ull >> (64 - count), from);
+}
+
 template <int BITS>
 inline void unpack_chunk(const uint8_t* from, int64_t bytes, uint8_t* to) {
   const Unpacker<BITS> unpack;
-  _mm512_storeu_si512(to, unpack(from, Unpacker<BITS>::bytes_mask(bytes)));
+  _mm512_storeu_si512(to, unpack(load_bytes(from, bytes)));
 }
 
 #else
