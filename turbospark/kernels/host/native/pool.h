@@ -40,7 +40,6 @@ struct Crew {
   Shared* shared;  // of the loops to come, in the order of the calls
 
   static constexpr int MAX_LOOPS = 8;
-  static constexpr int MANY_PIECES = 16;  // of a thread
 
   // Calls `piece(begin, end)` for pieces of at most `block` items until [0, count) is taken, and
   // returns when every thread's pieces are done; what they wrote is visible. All threads of a
@@ -52,10 +51,7 @@ struct Crew {
   void share(int64_t count, int64_t block, Piece&& piece) {
     Shared& loop = *shared++;
     const int64_t blocks = (count + block - 1) / block;
-    // Where there are many pieces they are long, and threads that read far apart get in each
-    // other's way in memory: measured, a head took 1.5 times as long.
-    const int most = blocks > MANY_PIECES * threads ? 1 : Shared::MAX_RANGES;
-    const int ranges = threads < most ? threads : most;
+    const int ranges = threads < Shared::MAX_RANGES ? threads : Shared::MAX_RANGES;
     for (int turn = 0; turn < ranges; turn++) {
       const int range = (thread + turn) % ranges;
       const int64_t first = blocks * range / ranges * block;
