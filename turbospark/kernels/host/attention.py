@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from turbospark.errors import KernelError, ShapeError
 from turbospark.kernels.attention import first_key
-from turbospark.kernels.host.library import Host, address, check_columns, readable, result
+from turbospark.kernels.host.library import Host, Outputs, address, check_columns, readable
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
@@ -81,6 +81,7 @@ class RotatedHeads:
         self._plan_at = ctypes.addressof(self._plan)
         self._call = _function(host, "ts_head_norm_rope")
         self._heads, self._rope = heads, rope
+        self._outputs = Outputs((heads.num_heads, D))
 
     def __call__(
         self, q: mx.array, k: mx.array | None, v: mx.array | None, cache: RowStore, phase: Phase
@@ -89,13 +90,13 @@ class RotatedHeads:
         heads, count = self._heads, q.shape[0]
         check_columns(q, heads.num_heads * heads.head_dim, "HeadNormRope's q")
         q, q_at = readable(q)
-        out = np.empty((count, heads.num_heads, heads.head_dim), np.float32)
-        out_at = address(out)
+        place = self._outputs.take(count)
+        out_at = place.address
         if k is None or v is None:
             cos, sin = self._rope.rotation(cache.offset - count, count)
             tables = (address(cos), address(sin))
             self._call(self._plan_at, _pack_rotate(q_at, 0, 0, *tables, out_at, 0, 0, 0, 0, count))
-            return result(out)
+            return self._outputs.finish(place)[0]
         check_columns(k, heads.num_kv_heads * heads.head_dim, "HeadNormRope's k")
         check_columns(v, heads.num_kv_heads * heads.head_dim, "HeadNormRope's v")
         k, k_at = readable(k)
@@ -103,10 +104,10 @@ class RotatedHeads:
         cos, sin = self._rope.rotation(cache.offset, count)
         tables = (address(cos), address(sin))
         block, row = cache.reserve(count)
-        place = (*_addresses(block), block.capacity, row)
-        self._call(self._plan_at, _pack_rotate(q_at, k_at, v_at, *tables, out_at, *place, count))
+        rows = (*_addresses(block), block.capacity, row)
+        self._call(self._plan_at, _pack_rotate(q_at, k_at, v_at, *tables, out_at, *rows, count))
         cache.advance(count)
-        return result(out)
+        return self._outputs.finish(place)[0]
 
 
 class Attention:
@@ -128,6 +129,7 @@ class Attention:
         self._prefill = _function(host, "ts_attend_prefill")
         self._decode = _function(host, "ts_attend_decode")
         self._heads, self._window = heads, window
+        self._outputs = Outputs((heads.num_heads * heads.head_dim,))
 
     def __call__(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
         """The unit's call: q [T, Hq, D] -> [T, Hq * D]."""
@@ -137,10 +139,10 @@ class Attention:
         rows = cache.rows()
         first_key(rows, count, self._window)
         q, q_at = readable(q)
-        out = np.empty((count, Hq * D), np.float32)
+        place = self._outputs.take(count)
         call = self._decode if phase is Phase.DECODE else self._prefill
-        call(self._plan_at, _pack_attend(q_at, address(out), *_cache_rows(rows), count))
-        return result(out)
+        call(self._plan_at, _pack_attend(q_at, place.address, *_cache_rows(rows), count))
+        return self._outputs.finish(place)[0]
 
 
 def _function(host: Host, name: str) -> Any:

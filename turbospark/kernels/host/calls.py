@@ -1,7 +1,6 @@
 """The bound units of the host target: one call from Python to C++ each."""
 
 import ctypes
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,9 @@ from turbospark.errors import OptionError
 from turbospark.kernels.host.library import (
     MODES,
     Host,
-    address,
+    Outputs,
     check_columns,
     readable,
-    result,
 )
 from turbospark.kernels.host.products import HostMatrices, HostNorm, Products
 from turbospark.kernels.weights import Activation, Norm, Weight
@@ -102,11 +100,7 @@ class Projections(_Call):
         super().__init__(host, "ts_project", arguments, matrices, [before])
         self._set_plan(_ProjectionsPlan(*self._setup, before.pointer, matrices.at(0), len(weights)))
         self._columns = matrices.columns
-        edges = [0]
-        for rows in matrices.rows:
-            edges.append(edges[-1] + rows)
-        self._parts = list(itertools.pairwise(edges))
-        self._outputs = edges[-1]
+        self._outputs = Outputs(*((rows,) for rows in matrices.rows))
 
     def __call__(self, x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
         if not self._ready:
@@ -114,12 +108,9 @@ class Projections(_Call):
         check_columns(x, self._columns, "a projection")
         x, source = readable(x)
         T = x.shape[0]
-        out = np.empty(T * self._outputs, np.float32)
-        self._function(self._plan, source, T, phase is Phase.PREFILL, address(out))
-        return tuple(
-            result(out[T * first : T * last].reshape(T, last - first))
-            for first, last in self._parts
-        )
+        place = self._outputs.take(T)
+        self._function(self._plan, source, T, phase is Phase.PREFILL, place.address)
+        return self._outputs.finish(place)
 
 
 class ResidualAdd(_Call):
@@ -138,6 +129,7 @@ class ResidualAdd(_Call):
         super().__init__(host, "ts_add_projected", arguments, matrices, [after])
         self._set_plan(_ResidualPlan(*self._setup, matrices.at(0), after.pointer))
         self._rows, self._columns = weight.shape
+        self._outputs = Outputs((self._rows,))
 
     def __call__(self, x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
         if not self._ready:
@@ -147,10 +139,10 @@ class ResidualAdd(_Call):
         x, source = readable(x)
         residual, added = readable(residual)
         T = x.shape[0]
-        out = np.empty((T, self._rows), np.float32)
+        place = self._outputs.take(T)
         prefill = phase is Phase.PREFILL
-        self._function(self._plan, source, added, T, prefill, address(out))
-        return result(out)
+        self._function(self._plan, source, added, T, prefill, place.address)
+        return self._outputs.finish(place)[0]
 
 
 class Gated(_Call):
@@ -179,7 +171,8 @@ class Gated(_Call):
             residual,
         )
         self._set_plan(plan)
-        self._columns, self._outputs = matrices.columns, weights[2].shape[0]
+        self._columns = matrices.columns
+        self._outputs = Outputs((weights[2].shape[0],))
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         if not self._ready:
@@ -187,9 +180,9 @@ class Gated(_Call):
         check_columns(h, self._columns, "a gated MLP")
         h, source = readable(h)
         T = h.shape[0]
-        out = np.empty((T, self._outputs), np.float32)
-        self._function(self._plan, source, T, phase is Phase.PREFILL, address(out))
-        return result(out)
+        place = self._outputs.take(T)
+        self._function(self._plan, source, T, phase is Phase.PREFILL, place.address)
+        return self._outputs.finish(place)[0]
 
 
 class Head(_Call):
@@ -208,7 +201,8 @@ class Head(_Call):
         arguments = (_POINTER, _COUNT, _POINTER)
         super().__init__(host, "ts_head", arguments, matrices, [before])
         self._set_plan(_HeadPlan(*self._setup, before.pointer, matrices.at(0), softcap or 0.0))
-        self._rows, self._columns = weight.shape
+        rows, self._columns = weight.shape
+        self._outputs = Outputs((rows,))
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         if not self._ready:
@@ -216,9 +210,9 @@ class Head(_Call):
         check_columns(h, self._columns, "the head")
         h, source = readable(h)
         T = h.shape[0]
-        out = np.empty((T, self._rows), np.float32)
-        self._function(self._plan, source, T, address(out))
-        return result(out)
+        place = self._outputs.take(T)
+        self._function(self._plan, source, T, place.address)
+        return self._outputs.finish(place)[0]
 
 
 class EmbeddingRows(_Call):
@@ -228,7 +222,8 @@ class EmbeddingRows(_Call):
         matrices = HostMatrices(host, products, [weight], [None])
         super().__init__(host, "ts_embed", (_POINTER, _COUNT, _POINTER), matrices, [])
         self._set_plan(_EmbeddingPlan(*self._setup, matrices.at(0), scale))
-        self._rows, self._columns = weight.shape
+        self._rows, columns = weight.shape
+        self._outputs = Outputs((columns,))
 
     def __call__(self, tokens: mx.array) -> mx.array:
         if not self._ready:
@@ -238,6 +233,6 @@ class EmbeddingRows(_Call):
             raise OptionError(
                 f"token ids {ids.min()}..{ids.max()} do not fit a table of {self._rows} rows"
             )
-        out = np.empty((ids.size, self._columns), np.float32)
-        self._function(self._plan, ids.ctypes.data, ids.size, address(out))
-        return result(out)
+        place = self._outputs.take(ids.size)
+        self._function(self._plan, ids.ctypes.data, ids.size, place.address)
+        return self._outputs.finish(place)[0]

@@ -1,8 +1,10 @@
 """The compiled host kernels of one process and policy, and how arrays are handed to them."""
 
 import ctypes
+import itertools
+import math
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -54,6 +56,14 @@ def open_host(policy: KernelPolicy) -> Host:
     return Host(library, isa, policy.threads or core_count(), mode, compiler)
 
 
+class Place(NamedTuple):
+    """Memory of one call's results: `parts` [rows, ...] and the address of the first."""
+
+    rows: int
+    parts: list[np.ndarray]
+    address: int
+
+
 def readable(x: mx.array) -> tuple[mx.array, int]:
     """An array as C++ reads it: float32, row-contiguous, evaluated, and its address.
 
@@ -80,6 +90,40 @@ def address(x: mx.array | np.ndarray) -> int:
 def result(values: np.ndarray) -> mx.array:
     """An MLX array with a copy of what C++ has written."""
     return mx.from_dlpack(values)
+
+
+class Outputs:
+    """Where C++ writes a call's results: those of one row in the same memory call after call.
+
+    Every call takes a place of its own, so that calls of several threads do not meet in one.
+
+    Args:
+        shapes: of one row of each result.
+    """
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self._shapes = shapes
+        self._free: list[Place] = []
+
+    def take(self, rows: int) -> Place:
+        """A place for results [rows, *shape], one behind the other."""
+        if rows == 1:
+            try:
+                return self._free.pop()
+            except IndexError:
+                pass
+        sizes = [rows * math.prod(shape) for shape in self._shapes]
+        memory = np.empty(sum(sizes), np.float32)
+        parts = np.split(memory, list(itertools.accumulate(sizes[:-1])))
+        shaped = zip(parts, self._shapes, strict=True)
+        return Place(rows, [part.reshape(rows, *shape) for part, shape in shaped], address(memory))
+
+    def finish(self, place: Place) -> tuple[mx.array, ...]:
+        """What C++ has written there, as MLX arrays; the place is given back."""
+        found = tuple(map(result, place.parts))
+        if place.rows == 1:
+            self._free.append(place)
+        return found
 
 
 def check_columns(x: mx.array, columns: int, what: str) -> None:
