@@ -221,21 +221,41 @@ def test_another_model_refuses_it_and_says_what_differs(
     assert ts.load(folders("own"), kernels="reference").load_session(tmp_path / "a").messages
 
 
+@pytest.mark.parametrize("draft", ["off", "ngram", "itself"])
 @pytest.mark.parametrize("window", [None, 16])
 def test_a_real_model_goes_on_too(
-    folders: Callable[..., Path], tmp_path: Path, window: int | None
+    folders: Callable[..., Path], tmp_path: Path, window: int | None, draft: str
 ) -> None:
     values = {"model_type": "mistral", "sliding_window": window} if window else {}
     folder = folders(f"real {window}", **values)
-    chat = ts.load(folder, max_context=400).session()
-    chat.send("x" * 150, max_tokens=9)
+    options = {"draft": str(folder) if draft == "itself" else draft}
+    if draft != "off":
+        options["draft_block"] = "3"
+    chat = ts.load(folder, max_context=400, **options).session()
+    chat.send("xyz" * 50, max_tokens=9)
     chat.save(tmp_path / "a")
-    restored = ts.load(folder, max_context=300).load_session(tmp_path / "a")
+    restored = ts.load(folder, max_context=300, **options).load_session(tmp_path / "a")
     here, there = (each.send(" and", max_tokens=9) for each in (chat, restored))
     assert there.token_ids == here.token_ids
     assert there.reused_tokens == here.reused_tokens > 150
+    assert there.accepted_per_position == here.accepted_per_position
+    assert (there.drafted > 0) == (draft != "off")
     with pytest.raises(CheckpointError, match="load with max_context=158 or more"):
         ts.load(folder, max_context=100).load_session(tmp_path / "a")
+
+
+def test_another_draft_model_begins_anew(folders: Callable[..., Path], tmp_path: Path) -> None:
+    own, other = folders("own"), folders("weights", seed=6)
+    chat = ts.load(own, draft=str(own), draft_block=2).session()
+    chat.send("hello", max_tokens=7)
+    chat.save(tmp_path / "a")
+    restored = ts.load(own, draft=str(other), draft_block=2).load_session(tmp_path / "a")
+    assert len(restored.runner.session.drafter_state.export()) < len(
+        chat.runner.session.drafter_state.export()
+    )
+    here, there = (each.send(" and", max_tokens=7) for each in (chat, restored))
+    assert there.token_ids == here.token_ids
+    assert there.reused_tokens == here.reused_tokens > 0
 
 
 def test_a_tokenizer_of_other_content_refuses_it(tmp_path: Path) -> None:

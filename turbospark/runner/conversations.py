@@ -17,7 +17,7 @@ from turbospark.runner.serving import Serving
 from turbospark.runner.transcript import Transcript
 from turbospark.sessions.budget import ByteBudget
 from turbospark.sessions.file import read_file, write_file
-from turbospark.sessions.fingerprint import Fingerprint, differences
+from turbospark.sessions.fingerprint import Fingerprint, differences, drafter_identity
 from turbospark.sessions.saved import export_session, restore_session
 from turbospark.sessions.session import Session
 
@@ -107,7 +107,7 @@ class Conversations:
             OptionError: the place cannot be written, or a message is nothing that JSON can hold.
             CheckpointError: a forward pass failed in it.
         """
-        values, arrays = export_session(runner.session, runner.drafter.name)
+        values, arrays = export_session(runner.session, drafter_identity(runner.drafter))
         values |= {
             "name": name,
             "fingerprint": self._identity(),
@@ -136,7 +136,7 @@ class Conversations:
                 )
             runner = self._new_runner(None)
             try:
-                restore_session(runner.session, runner.drafter.name, values, arrays)
+                restore_session(runner.session, drafter_identity(runner.drafter), values, arrays)
             except CheckpointError as error:
                 raise CheckpointError(f"{os.fspath(path)} cannot go on here: {error}") from error
             ids: list[int] = np.asarray(arrays["ids"]).tolist()

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
 import mlx.core as mx
@@ -62,9 +62,10 @@ def fingerprint(model: Any, config: Mapping[str, Any], tokenizer: Spelled) -> Fi
     }
 
 
-def cache_layout(caches: Sequence[Any]) -> list[str]:
-    """The kind of each cache of a session."""
-    return [type(cache).__name__ for cache in caches]
+def drafter_identity(drafter: Any) -> str:
+    """The kind of a drafter, and a digest of the weights it has of its own, if any."""
+    modules = [part for part in vars(drafter).values() if isinstance(part, nn.Module)]
+    return " ".join([drafter.name, *map(_sampled, modules)])
 
 
 def differences(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict
 
     Args:
         session: between two turns.
-        drafter: the name of what has drafted in it.
+        drafter: which one has drafted in it, in words.
 
     Raises:
         CheckpointError: a forward pass failed in it, so its caches are not to be trusted.
