@@ -63,8 +63,9 @@ def load(
         progress: called with bytes done and bytes in all.
         options: quantize, dequantize, revision, local_files_only; max_context, prefill_chunk,
             ring_slack, session_slots, session_bytes, prefix_reuse, checkpoint_bytes,
-            checkpoint_every; draft, draft_block; kernels, activations, isa, threads, cxx;
-            residency, kv_bits and device are reserved.
+            checkpoint_every; draft ("auto", "off", "ngram", "mtp", or the path or Hub id of a
+            block drafter or of a smaller model), draft_block; kernels, activations, isa,
+            threads, cxx; residency, kv_bits and device are reserved.
 
     Raises:
         OptionError: an option is unknown (the nearest is named) or cannot be honoured.
@@ -86,6 +87,8 @@ def load(
         check_callable("progress", progress)
     if policy is not None and kernel_options:
         raise OptionError(f"policy and {', '.join(kernel_options)} exclude each other")
+    if isinstance(rest.get("draft"), os.PathLike):
+        rest["draft"] = os.fspath(rest["draft"])
     config = resolve(RunnerConfig, _of(rest, tables[RunnerConfig]))
     source = resolve(LoadConfig, _of(rest, tables[LoadConfig]))
     loaded = load_model(

@@ -69,7 +69,7 @@ class Engine:
         )
         self.runner = self._runner(pool, config.prefix_reuse)
         self._conversations = Conversations(
-            self.tokenizer, self._serving, self._own_runner, self._fingerprint
+            self.tokenizer, self._serving, self._own_runner, self._fingerprint, self._lock
         )
         self._parked = Parked(self.runner)
         self._told = False

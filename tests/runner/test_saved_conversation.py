@@ -228,9 +228,9 @@ def test_a_real_model_goes_on_too(
 ) -> None:
     values = {"model_type": "mistral", "sliding_window": window} if window else {}
     folder = folders(f"real {window}", **values)
-    options = {"draft": str(folder) if draft == "itself" else draft}
+    options: dict[str, Any] = {"draft": folder if draft == "itself" else draft}
     if draft != "off":
-        options["draft_block"] = "3"
+        options["draft_block"] = 3
     chat = ts.load(folder, max_context=400, **options).session()
     chat.send("xyz" * 50, max_tokens=9)
     chat.save(tmp_path / "a")

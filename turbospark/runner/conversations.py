@@ -1,8 +1,8 @@
 """The conversations of one engine: named ones are kept, and all of them share a byte budget."""
 
 import os
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mlx.core as mx
@@ -48,6 +48,7 @@ class Conversations:
         serving: how it runs.
         new_runner: makes a runner over the session given, or over a new one.
         identity: gives the model's fingerprint; asked for when a file is written or read.
+        lock: held by every step of every runner, and here.
 
     Attributes:
         budget: what conversations that are not in use may keep.
@@ -59,6 +60,7 @@ class Conversations:
         serving: Serving,
         new_runner: Callable[[Session | None], Runner],
         identity: Callable[[], Fingerprint],
+        lock: AbstractContextManager[Any],
     ) -> None:
         self.tokenizer = tokenizer
         self.serving = serving
@@ -66,7 +68,7 @@ class Conversations:
         self._new_runner = new_runner
         self._identity = identity
         self._named: dict[str, Conversation] = {}
-        self._lock = threading.RLock()
+        self._lock = lock
 
     def open(self, name: str) -> Conversation:
         """The open conversation of a name, or a new one; without a name always a new one."""

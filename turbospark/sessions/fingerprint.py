@@ -64,7 +64,11 @@ def fingerprint(model: Any, config: Mapping[str, Any], tokenizer: Spelled) -> Fi
 
 def drafter_identity(drafter: Any) -> str:
     """The kind of a drafter, and a digest of the weights it has of its own, if any."""
-    modules = [part for part in vars(drafter).values() if isinstance(part, nn.Module)]
+    modules = [
+        part
+        for part in cast("dict[str, Any]", vars(drafter)).values()
+        if isinstance(part, nn.Module)
+    ]
     return " ".join([drafter.name, *map(_sampled, modules)])
 
 
