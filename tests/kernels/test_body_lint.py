@@ -8,9 +8,10 @@ from kernels import body_lint
 from kernels.body_lint import RULES, Body
 from kernels.cases_gpu import EMULATION
 
-from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS
+from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS, TENSOR
 from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
-from turbospark.kernels.gpu.int4_gemv import KERNEL as INT4_GEMV
+from turbospark.kernels.gpu.int4_product import kernel_of
+from turbospark.kernels.gpu.int4_rows import KERNEL as INT4_ROWS
 from turbospark.kernels.gpu.kernel import Kernel, header
 from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
 
@@ -20,14 +21,31 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # - codes: whole rows of K / 8 words, K a multiple of 32;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - partials: an output of attention_partials, rows of D floats;
+# - x, weight and residual of rms_norm are passed on only where rows are multiples of 8;
 # - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4.
 KERNELS = {
-    "int4_gemv": (INT4_GEMV, {"x", "codes"}, {"codes"}),
-    "rms_norm": (RMS_NORM, set(), set()),
+    "int4_gemv": (kernel_of("int4_gemv", 3), {"x", "norm_weight"}, {"codes"}),
+    "int4_rows": (INT4_ROWS, set(), set()),
+    "rms_norm": (RMS_NORM, {"x", "weight", "residual"}, set()),
     "attention_partials": (PARTIALS, {"q", "sealed_k", "sealed_v", "tail_k", "tail_v"}, {"row"}),
     "attention_combine": (COMBINE, {"partials"}, {"partials"}),
     "head_norm_rope": (HEAD_NORM_ROPE, {"tail_k", "tail_v"}, {"tail_k", "tail_v"}),
 }
+
+# Bodies of NVIDIA GPUs alone, and the rules that hold there too.
+CUDA_ONLY = {
+    "int4_mma": kernel_of("int4_mma", 3, only="cuda"),
+    "attention_tensor": TENSOR,
+}
+CUDA_RULES = (
+    body_lint.text_is_ascii,
+    body_lint.bindings_are_few,
+    body_lint.names_do_not_bind_by_accident,
+    body_lint.mlx_names_are_left_alone,
+    body_lint.literals_are_floats,
+    body_lint.nothing_is_atomic,
+    body_lint.data_flows_one_way,
+)
 
 
 def body_of(name: str) -> Body:
@@ -41,6 +59,21 @@ def test_every_body_is_linted() -> None:
     assert files == {f"{name}.h" for name in KERNELS}
 
 
+def test_every_body_of_cuda_alone_is_linted() -> None:
+    files = {file.name for file in FOLDER.joinpath("bodies/cuda").iterdir()}
+    assert files == {f"{name}.h" for name in CUDA_ONLY}
+
+
+@pytest.mark.parametrize("rule", CUDA_RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("name", CUDA_ONLY)
+def test_bodies_of_cuda_alone_keep_the_rule(
+    name: str, rule: Callable[[Body], Iterator[str]]
+) -> None:
+    kernel = CUDA_ONLY[name]
+    text = FOLDER.joinpath(kernel.path).read_text("utf-8")
+    assert list(rule(Body(text, kernel.inputs, kernel.outputs))) == []
+
+
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("name", KERNELS)
 def test_bodies_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) -> None:
@@ -50,7 +83,7 @@ def test_bodies_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) 
 @pytest.mark.parametrize(
     "rule", [body_lint.text_is_ascii, body_lint.mlx_names_are_left_alone], ids=lambda r: r.__name__
 )
-@pytest.mark.parametrize("name", ["metal.h", "common.h"])
+@pytest.mark.parametrize("name", ["metal.h", "common.h", "parts.h", "cuda_fragments.h"])
 def test_preludes_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) -> None:
     text = FOLDER.joinpath(f"dialect/{name}").read_text("utf-8")
     assert list(rule(Body(text, (), ()))) == []

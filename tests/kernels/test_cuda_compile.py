@@ -9,10 +9,13 @@ import mlx.core as mx
 import pytest
 from kernels.cases_gpu_attention import AttentionCase
 from kernels.cases_gpu_int4_gemv import GemvCase
+from kernels.cases_gpu_int4_product import CASES, ProductCase
 from kernels.cuda_source import compile_source, recording, write_headers
-from kernels.matrices import rows
+from kernels.matrices import quantized, rows
 
-from turbospark.kernels.gpu.int4_gemv import int4_gemv
+from turbospark.kernels.gpu.int4_gemv import int4_gemv, vector_product
+from turbospark.kernels.gpu.int4_mma import int4_mma
+from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.rms_norm import rms_norm
 from turbospark.kernels.weights import Norm
@@ -31,6 +34,10 @@ def gemv(case: GemvCase) -> Callable[[GpuTarget], object]:
     return lambda target: int4_gemv(case.x(), case.weight()[0], target=target)
 
 
+def product(case: ProductCase, launch: Callable[..., object]) -> Callable[[GpuTarget], object]:
+    return lambda target: launch(case.product(), case.x(), case.added(), target)
+
+
 def norm(width: int, dtype: mx.Dtype) -> Callable[[GpuTarget], object]:
     x = rows(3, width).astype(dtype)
     return lambda target: rms_norm(x, Norm(x[0], 1e-6), target=target)
@@ -42,10 +49,22 @@ def attention(case: AttentionCase) -> Callable[[GpuTarget], object]:
 
 IN_BF16 = AttentionCase(1, (8, 2), 128, 300, 256, sealed=256, tail=128, dtype=BRAIN, kv_dtype=BRAIN)
 IN_WINDOW = AttentionCase(8, (8, 2), 256, 300, 256, sealed=256, tail=128, window=90, sinks=True)
+IN_THREE = ProductCase(8, (67, 9, 35), 4096, 64, BRAIN, BRAIN, norm="norm", bias=(1,))
+IN_PAIR = ProductCase(1, (2051, 2051), 2560, 64, HALF, HALF, norm="norm", activation="silu")
+IN_WIDE_ROWS = ProductCase(8, (29,), 14336, 64, BRAIN, BRAIN, residual=True)
 LAUNCHES = {
     "one row": gemv(GemvCase(1, 2051, 2560, 64, BRAIN, BRAIN)),
     "eight rows": gemv(GemvCase(8, 2051, 2560, 64, HALF, HALF)),
     "five rows of a small weight": gemv(GemvCase(5, 37, 96, 32, mx.float32, BRAIN, zero=True)),
+    "three weights": product(IN_THREE, vector_product),
+    "a pair": product(IN_PAIR, vector_product),
+    "three weights on tensor cores": product(IN_THREE, int4_mma),
+    "a pair on tensor cores": product(IN_PAIR, int4_mma),
+    "wide rows on tensor cores": product(IN_WIDE_ROWS, int4_mma),
+    "odd groups on tensor cores": product(CASES[2], int4_mma),
+    "rows of a table": lambda target: int4_rows(
+        mx.zeros((3,), mx.int32), quantized(37, 96, 4, 32)[0], 2.0, target=target
+    ),
     "norm": norm(2817, BRAIN),
     "one query": attention(IN_BF16),
     "eight queries and a window": attention(replace(IN_WINDOW, dtype=HALF, kv_dtype=HALF)),
@@ -61,6 +80,13 @@ def test_a_body_compiles_for_cuda_without_spills(launch: str, headers: Path) -> 
     for source in sources:
         report = compile_source(source, headers)
         assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", report), report
+
+
+def test_a_body_is_found_by_its_path(headers: Path) -> None:
+    sources: list[str] = []
+    product(CASES[7], int4_mma)(replace(recording(sources), by_path=True))
+    assert len(sources[0]) < 3000
+    compile_source(sources[0], headers)
 
 
 def test_a_body_that_mixes_types_does_not_compile(headers: Path) -> None:

@@ -70,7 +70,8 @@ class Int4Product:
 
     def kernel(self, name: str, only: str = "", helpers: tuple[str, ...] = ()) -> Kernel:
         """The kernel of that body for so many weights."""
-        return _kernel(name, len(self.weights), self.activation is not None, only, helpers)
+        is_pair = self.activation is not None
+        return kernel_of(name, len(self.weights), is_pair=is_pair, only=only, helpers=helpers)
 
     def inputs(self, x: mx.array, residual: mx.array | None) -> list[mx.array]:
         """Arrays in the order of the kernel's names; what is absent is stood in for."""
@@ -183,10 +184,17 @@ def are_alike(weights: Sequence[QuantizedWeight]) -> bool:
 
 
 @functools.cache
-def _kernel(name: str, count: int, is_pair: bool, only: str, helpers: tuple[str, ...]) -> Kernel:
-    weights = [
-        f"{array}{i}" for i in range(count) for array in ("codes", "scales", "biases", "bias")
-    ]
+def kernel_of(
+    name: str,
+    count: int,
+    *,
+    is_pair: bool = False,
+    only: str = "",
+    helpers: tuple[str, ...] = (),
+) -> Kernel:
+    """The kernel of a body for so many weights: results of their own, or one of a pair."""
+    arrays = ("codes", "scales", "biases", "bias")
+    weights = [f"{array}{i}" for i in range(count) for array in arrays]
     parts = 1 if is_pair else count
     return Kernel(
         f"{name}_{'pair' if is_pair else count}",

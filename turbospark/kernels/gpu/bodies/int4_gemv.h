@@ -69,11 +69,7 @@ for (int k = lane * 8 * WORDS; k < K; k += 32 * 8 * WORDS) {
 }
 
 UNROLL for (int m = 0; m < M; m++) {
-  float inverse = 1.0f;
-  if (NORM) {
-    const float mean = simd_sum(squares[m]) * (1.0f / static_cast<float>(K));
-    inverse = metal::precise::rsqrt(mean + numbers[0]);
-  }
+  const float inverse = NORM ? inverse_root_mean(simd_sum(squares[m]), K, numbers[0]) : 1.0f;
   UNROLL for (int r = 0; r < MATRICES * ROWS; r++) {
     total[m][r] = simd_sum(total[m][r]) * inverse;
   }
@@ -89,7 +85,7 @@ UNROLL for (int m = 0; m < M; m++) {
       }
       float value = result[0];
       if (MATRICES == 2) { value = activate<ACTIVATION>(value) * result[MATRICES - 1]; }
-      if (SOFTCAP) { value = numbers[1] * metal::precise::tanh(value / numbers[1]); }
+      if (SOFTCAP) { value = soft_cap(value, numbers[1]); }
       if (RESIDUAL) { value += static_cast<float>(residual[m * N0 + n]); }
       PART(y, part)[m * columns + n] = static_cast<T>(value);
     }

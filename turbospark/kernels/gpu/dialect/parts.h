@@ -47,3 +47,10 @@ FUNC float activate(float x) {
   const float inner = 0.7978845608028654f * metal::fma(0.044715f * x * x, x, x);
   return 0.5f * x * (1.0f + metal::precise::tanh(inner));
 }
+
+// What a sum of K squares makes of a row.
+FUNC float inverse_root_mean(float square_sum, int K, float eps) {
+  return metal::precise::rsqrt(square_sum * (1.0f / static_cast<float>(K)) + eps);
+}
+
+FUNC float soft_cap(float x, float cap) { return cap * metal::precise::tanh(x / cap); }

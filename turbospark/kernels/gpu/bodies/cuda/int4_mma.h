@@ -133,7 +133,7 @@ if constexpr (STAGED_X) {
     UNROLL for (int m = 0; m < M; m++) {
       float square_sum = 0.0f;
       UNROLL for (int i = 0; i < 8; i++) { square_sum += sums[m * 8 + i]; }
-      inverse[m] = metal::precise::rsqrt(square_sum * (1.0f / static_cast<float>(K)) + numbers[0]);
+      inverse[m] = inverse_root_mean(square_sum, K, numbers[0]);
     }
     for (int chunk = threadIdx.x; chunk < K / 8; chunk += 256) {
       Floats<8> factor;
@@ -299,7 +299,7 @@ for (int round = 0; round < rounds; round++) {
       if constexpr (MATRICES == 2) {
         value = activate<ACTIVATION>(value) * result[MATRICES - 1];
       }
-      if constexpr (SOFTCAP) { value = numbers[1] * metal::precise::tanh(value / numbers[1]); }
+      if constexpr (SOFTCAP) { value = soft_cap(value, numbers[1]); }
       value += extra[i];
       PART(y, part)[element / 16 * columns + n] = static_cast<T>(value);
     }
