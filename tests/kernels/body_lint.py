@@ -137,6 +137,7 @@ def data_flows_one_way(body: Body) -> Iterator[str]:
     for name in body.outputs:
         uses = re.findall(rf"(?<![\w.]){name}\b", body.code)
         stores = re.findall(rf"^\s*{name}\[[^;=]*\]\s*=(?!=)", body.code, re.MULTILINE)
+        stores += re.findall(rf"^\s*store_pack<[^<>]*>\({name} \+", body.code, re.MULTILINE)
         if len(uses) != len(stores):
             yield f"output {name!r} is read, or used otherwise than by a plain store"
 

@@ -21,15 +21,24 @@ class NormCase:
     shape: tuple[int, ...]
     dtype: mx.Dtype
     weight_dtype: mx.Dtype | None
+    groups: int = 0
+    plus_one: bool = False
+    has_residual: bool = False
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
-        return f"{size}-{self.dtype}-{self.weight_dtype}".replace("mlx.core.", "")
+        form = "-groups" * bool(self.groups) + "-plus" * self.plus_one + "-add" * self.has_residual
+        return f"{size}-{self.dtype}-{self.weight_dtype}{form}".replace("mlx.core.", "")
 
     def norm(self) -> Norm:
         if self.weight_dtype is None:
             return Norm(None, EPS)
-        return Norm(rows(1, self.shape[-1], seed=2)[0].astype(self.weight_dtype), EPS)
+        weight = rows(max(1, self.groups), self.shape[-1], seed=2).astype(self.weight_dtype)
+        return Norm(weight if self.groups else weight[0], EPS)
+
+    def residual(self) -> mx.array | None:
+        x = rows(self.shape[0], int(np.prod(self.shape[1:])), seed=3).reshape(self.shape)
+        return x.astype(self.dtype) if self.has_residual else None
 
     def x(self) -> mx.array:
         return (
@@ -44,18 +53,24 @@ CASES = [
     NormCase((5, 1407), mx.bfloat16, mx.float32),
     NormCase((4, 3, 80), mx.bfloat16, mx.bfloat16),
     NormCase((1, 2817), mx.float16, mx.float16),
+    NormCase((2, 5376), mx.bfloat16, mx.bfloat16, has_residual=True),
+    NormCase((3, 2, 136), mx.float32, mx.float16, groups=2, plus_one=True),
+    NormCase((1, 3, 77), mx.float16, mx.float32, groups=3, has_residual=True),
 ]
 
 
 def error(case: NormCase, target: GpuTarget | None) -> float:
     x, norm = case.x(), case.norm()
-    y = rms_norm(x, norm, target=target)
+    residual = case.residual()
+    y = rms_norm(x, norm, residual, plus_one=case.plus_one, target=target)
     assert y.shape == case.shape
     assert y.dtype == case.dtype
     wide = np.array(x.astype(mx.float32)).astype(np.float64)
     expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + EPS)
     if norm.weight is not None:
-        expected = expected * np.array(norm.weight.astype(mx.float32))
+        expected = expected * (np.array(norm.weight.astype(mx.float32)) + case.plus_one)
+    if residual is not None:
+        expected = expected + np.array(residual.astype(mx.float32))
     return relative_error(y.astype(mx.float32), expected)
 
 
@@ -77,17 +92,23 @@ def test_a_row_does_not_depend_on_its_neighbours(target: str) -> None:
     ("old", "new", "what"),
     [
         ("threadgroup_barrier(mem_flags::mem_threadgroup);", "", "race on|uninitialised"),
-        ("if (lane == 0)", "", "race on"),
-        ("lane < THREADS / 32 ? partial[lane] : 0.0f", "partial[lane]", "index 5 out of bounds"),
-        ("d < D; d += THREADS) {\n  const float factor", "d < D + 1; d += THREADS) {\n"
-         "  const float factor", "out of bounds|conflicting"),
+        ("if (thread_index_in_simdgroup == 0)", "", "race on"),
+        ("group < THREADS / 32", "group <= THREADS / 32", "outside|out of bounds|uninit"),
+        (
+            "if (d < D) {\n    store_pack",
+            "if (d <= D) {\n    store_pack",
+            "out of bounds|conflicting",
+        ),
         ("+ eps[0]", "", None),
-        ("* factor", "", None),
+        ("* (factor[p][i]", "* (1.0f", None),
         ("square_sum = simd_sum(square_sum);", "", None),
+        ("base[p][i] + normed", "normed", None),
+        ("row % GROUPS * D", "0", None),
+        ("+ ADDED", "", None),
     ],
-)  # fmt: skip
+)
 def test_a_planted_mutation_is_caught(old: str, new: str, what: str | None) -> None:
-    case = CASES[2]
+    case = NormCase((3, 2, 648), mx.float32, mx.float16, 2, plus_one=True, has_residual=True)
     if what is None:
         assert error(case, mutated("rms_norm", old, new)) > SLACK * ROUNDING[case.dtype]
     else:
@@ -100,3 +121,5 @@ def test_rows_that_have_no_norm_are_refused() -> None:
         rms_norm(mx.zeros((0, 4)), Norm(None, EPS))
     with pytest.raises(ShapeError, match=r"takes a weight \(4,\)"):
         rms_norm(mx.zeros((3, 4)), Norm(mx.ones(3), EPS))
+    with pytest.raises(ShapeError, match=r"takes no residual \(4,\)"):
+        rms_norm(mx.zeros((3, 4)), Norm(None, EPS), mx.zeros(4))

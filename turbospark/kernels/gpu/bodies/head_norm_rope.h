@@ -93,12 +93,10 @@ if (group < HEAD_GROUPS) {
   for (int n = 4 * thread_index; n < count; n += 4 * 32 * SIMDGROUPS) {
     const Pack<KV, 4> values = is_key ? load_pack<4>(tail_k + from + n)
                                       : load_pack<4>(tail_v + from + n);
-    UNROLL for (int i = 0; i < 4; i++) {
-      if (is_key) {
-        new_k[from + n + i] = values.v[i];
-      } else {
-        new_v[from + n + i] = values.v[i];
-      }
+    if (is_key) {
+      store_pack<4>(new_k + from + n, values);
+    } else {
+      store_pack<4>(new_v + from + n, values);
     }
   }
 }

@@ -15,6 +15,12 @@ FUNC Pack<T, N> load_pack(const GLOBAL T* p) {
   return *reinterpret_cast<const GLOBAL Pack<T, N>*>(p);
 }
 
+// N values in one store, to an address that is a multiple of their size.
+template <int N, typename T>
+FUNC void store_pack(GLOBAL T* p, Pack<T, N> values) {
+  *reinterpret_cast<GLOBAL Pack<T, N>*>(p) = values;
+}
+
 // N values as floats, from any address.
 template <int N, typename T>
 FUNC Floats<N> load_floats(const GLOBAL T* p) {
