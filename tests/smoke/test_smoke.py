@@ -99,6 +99,18 @@ def test_threads_may_take_turns_from_loading_on(tiny: Path, kernels: str) -> Non
     assert in_thread(lambda: float(parts[0].logprobs.max().item())) <= 0.0
 
 
+def test_two_threads_talk_at_once(engine: ts.Engine) -> None:
+    said = ["hello there", " and you", " or not", " at all"]
+
+    def talk(name: str) -> list[list[int]]:
+        with engine.session(name) as chat:
+            return [chat.send(text, max_tokens=9).token_ids for text in said]
+
+    alone = talk("alone")
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(talk, ["one", "two"])) == [alone, alone]
+
+
 def test_quantized_on_loading_it_still_talks(tiny: Path) -> None:
     small = ts.load(tiny, quantize="int8-g32", max_context=64)
     assert small.max_context == 64
