@@ -96,12 +96,14 @@ class RunnerMachine(RuleBasedStateMachine):
     @precondition(live)
     @rule(block=st.integers(1, 8))
     def abandoned_round(self, block: int) -> None:
+        """Its drafter has written the row before the token that a plain step then feeds."""
         runner, base = self.runner, len(self.ids)
         feed = [best(self.row), *draft(runner, best(self.row), block)]
         point = runner.checkpoint()
         runner.verify(feed, base)
         runner.rollback(point)
         runner.rewind_drafter(base)
+        self.step()
 
     @precondition(live)
     @rule(verify=st.booleans())
