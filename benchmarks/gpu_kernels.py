@@ -1,11 +1,11 @@
 """How fast are the GPU bodies, next to MLX's own operations on the same arrays?
 
-    python benchmarks/gpu_kernels.py [--only gemv,norm,attention] [--sweep] [--repeats 7] [--json]
+    python benchmarks/gpu_kernels.py [--only gemv,norm,attention] [--repeats 7] [--json]
 
 Needs an Apple or NVIDIA GPU. A figure is the median over the rounds of a chain of calls, each of
 which waits for the one before; chains of both contenders take turns, and a chain of the glue alone
-is taken off. Weights and caches are rotated through more memory than a cache holds. `--sweep`
-tries every geometry of int4_gemv instead.
+is taken off. Weights and caches are rotated through more memory than a cache holds.
+gpu_products.py has more on products.
 """
 
 import argparse
@@ -15,11 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from unittest import mock
 
 import mlx.core as mx
 
-from turbospark.kernels.gpu import int4_gemv as gemv_module
 from turbospark.kernels.gpu.attention_decode import attention_decode
 from turbospark.kernels.gpu.int4_gemv import int4_gemv
 from turbospark.kernels.gpu.kernel import current_target
@@ -119,20 +117,6 @@ def gemv_figures(repeats: int) -> Iterator[Figure]:
             )
 
 
-def geometry_figures(repeats: int) -> Iterator[Figure]:
-    """Each geometry on its own chain; ROWS by SIMD-groups."""
-    for N, K in GEMV_SHAPES:
-        made = weights(N, K)
-        for rows in (1, 4, 8):
-            x = mx.random.normal((rows, K)).astype(DTYPE)
-            for shape in [(r, s) for r in (1, 2, 4, 8) for s in (2, 4, 8)]:
-                with mock.patch.object(gemv_module, "geometry", lambda *_, s=shape: s):
-                    yield compare(
-                        f"int4_gemv {rows} x {K} -> {N}, {shape[0]} rows {shape[1]} simdgroups",
-                        x, *gemv_steps(made), made[0].nbytes, repeats,
-                    )  # fmt: skip
-
-
 def norm_figures(repeats: int) -> Iterator[Figure]:
     for C in (640, 2048, 4096, 5376):
         weight = mx.random.normal((C,))
@@ -204,7 +188,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--only", default=",".join(SUITES), help="suites, comma separated")
-    parser.add_argument("--sweep", action="store_true", help="every geometry of int4_gemv")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args()
@@ -212,13 +195,8 @@ def main() -> None:
     if target is None:
         sys.exit("gpu_kernels.py needs a GPU, but MLX computes on the CPU here")
     print(f"{target.name}, MLX {mx.__version__}, {DTYPE}", file=sys.stderr)
-    suites = (
-        [geometry_figures]
-        if arguments.sweep
-        else [SUITES[name] for name in arguments.only.split(",")]
-    )
-    for suite in suites:
-        for figure in suite(arguments.repeats):
+    for name in arguments.only.split(","):
+        for figure in SUITES[name](arguments.repeats):
             if arguments.json:
                 print(json.dumps(asdict(figure)), flush=True)
             else:

@@ -108,7 +108,7 @@ class KernelPolicy:
     )
     cxx: str = option("", "C++ compiler of the host kernels; by default c++, clang++ or g++")
     disable_kernels: str = option(
-        "", "GPU bodies to leave out, comma separated: int4_gemv, rms_norm, attention_decode"
+        "", "GPU bodies and fused forms to leave out, comma separated; a wrong name lists them all"
     )
 
 
