@@ -137,8 +137,8 @@ class Pair:
     theirs: Any
     kernels: KernelSet
     bodies: dict[str, int]
-    weight_bytes: int
-    """Bytes of all weights."""
+    arrays: dict[str, mx.array]
+    """Every weight by mlx-lm's name."""
 
 
 def build_pair(config: Mapping[str, Any], policy: KernelPolicy | None = None) -> Pair:
@@ -151,9 +151,8 @@ def build_pair(config: Mapping[str, Any], policy: KernelPolicy | None = None) ->
         ours, sanitized(ours, weights, quantization, _PATH), "random weights", Handling(False)
     )
     kernels = choose_kernels(policy or KernelPolicy())
-    nbytes = sum(array.nbytes for array in arrays.values())
     bodies = bind_units(ours, kernels)
-    return Pair(cast("CausalModel", ours), theirs, kernels, bodies, nbytes)
+    return Pair(cast("CausalModel", ours), theirs, kernels, bodies, arrays)
 
 
 def _mlx_lm_model(config: Mapping[str, Any]) -> tuple[Any, dict[str, mx.array], dict[str, Any]]:
