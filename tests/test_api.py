@@ -1,10 +1,12 @@
 """What users call, over a scripted model."""
 
 import copy
+import gc
 import inspect
 import itertools
 import pickle
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -535,6 +537,27 @@ def test_a_prompt_cache_goes_on_under_another_draft_model() -> None:
 def test_an_engine_is_not_copied_or_pickled(take: Any) -> None:
     with pytest.raises(UnsupportedError, match="an Engine cannot be copied or pickled"):
         take(scripted_engine())
+
+
+def test_a_model_goes_with_its_engine_and_conversations_and_waits_for_no_collection() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        engine = drafting_engine(session_slots=2)
+        model = weakref.ref(engine.model)
+        chat = engine.session()
+        for prompt in ("hi", "other", "hi there"):
+            engine.generate(prompt, max_tokens=5)
+            chat.send(prompt, max_tokens=5)
+        stream = engine.stream("hi", max_tokens=5)
+        next(stream)
+        del stream, engine
+        assert chat.send("still here", max_tokens=3).reused_tokens > 0
+        assert model() is not None
+        del chat
+        assert model() is None
+    finally:
+        gc.enable()
 
 
 def test_load_refuses_unknown_and_unbuilt_options_before_it_looks_for_files() -> None:

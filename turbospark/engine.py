@@ -4,14 +4,14 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from turbospark.errors import UnsupportedError
 from turbospark.loading.build import LoadedModel
 from turbospark.loading.plan import free_bytes, megabytes
-from turbospark.protocols import Drafter
+from turbospark.protocols import CausalModel, Drafter
 from turbospark.runner.conversation import Conversation
 from turbospark.runner.conversations import Conversations, Parked
 from turbospark.runner.drafting import choose_policy
@@ -20,8 +20,8 @@ from turbospark.runner.options import read_options
 from turbospark.runner.prompt import prompt_ids
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
-from turbospark.runner.serving import decide, remember, session_maker
-from turbospark.sessions.fingerprint import Fingerprint, fingerprint
+from turbospark.runner.serving import Serving, decide, remember, session_maker
+from turbospark.sessions.fingerprint import fingerprint
 from turbospark.sessions.pool import SessionPool
 from turbospark.sessions.session import Session
 from turbospark.settings import RunnerConfig
@@ -60,16 +60,16 @@ class Engine:
         self.drafter = drafter or NoDrafter()
         self._serving = decide(loaded.model, config, loaded.stop_ids, free_bytes())
         remember(loaded.model, self._serving, loaded.tokenizer)
-        # One step at a time: what several threads ask for takes turns, token by token.
-        self._lock = threading.RLock()
-        pool = SessionPool(
-            session_maker(self.model, self._serving),
-            config.session_slots - 1,
-            parked_bytes=self._serving.idle_bytes,
-        )
-        self.runner = self._runner(pool, config.prefix_reuse)
+        new_runner = _runner_maker(self.model, self._serving, self.drafter)
+        self._new_runner = new_runner
+        self.runner = new_runner(None, config.session_slots - 1, config.prefix_reuse)
+        model, model_config, tokenizer = loaded.model, loaded.config, loaded.tokenizer
         self._conversations = Conversations(
-            self.tokenizer, self._serving, self._own_runner, self._fingerprint, self._lock
+            self.tokenizer,
+            self._serving,
+            lambda session: new_runner(session, 0, True),
+            functools.cache(lambda: fingerprint(model, model_config, tokenizer)),
+            self.runner.lock,
         )
         self._parked = Parked(self.runner)
         self._told = False
@@ -179,7 +179,7 @@ class Engine:
 
     def new_runner(self, *, prefix_reuse: bool = False) -> Runner:
         """A producer over a session of its own, for scripts that measure or drive one."""
-        return self._runner(SessionPool(session_maker(self.model, self._serving)), prefix_reuse)
+        return self._new_runner(None, 0, prefix_reuse)
 
     def _tell(self) -> None:
         """Say once what idle conversations may keep, as soon as there can be one."""
@@ -187,26 +187,28 @@ class Engine:
             self._told = True
             _LOG.info("idle conversations may keep %s", megabytes(self.session_bytes))
 
-    def _runner(self, pool: SessionPool, prefix_reuse: bool) -> Runner:
+
+RunnerMaker = Callable[[Session | None, int, bool], Runner]
+
+
+def _runner_maker(model: CausalModel, serving: Serving, drafter: Drafter) -> RunnerMaker:
+    """What makes runners of one engine; it holds no engine, so that one goes when it is dropped.
+
+    Returns:
+        (live session or None for a new one, parked sessions at most, prefix reuse) -> runner.
+    """
+    # One step at a time: what several threads ask for takes turns, token by token.
+    lock = threading.RLock()
+    new_session = session_maker(model, serving)
+    block = serving.config.draft_block
+
+    def make(session: Session | None, parked: int, prefix_reuse: bool) -> Runner:
+        pool = SessionPool(new_session, parked, parked_bytes=serving.idle_bytes, live=session)
         runner = Runner(
-            self.model,
-            pool,
-            self.drafter,
-            prefix_reuse=prefix_reuse,
-            prefer_reuse=True,
-            lock=self._lock,
+            model, pool, drafter, prefix_reuse=prefix_reuse, prefer_reuse=True, lock=lock
         )
-        if self.config.draft_block is not None and self.drafter.name != "off":
-            runner.block_policy = choose_policy(runner, self.config.draft_block)
+        if block is not None and drafter.name != "off":
+            runner.block_policy = choose_policy(runner, block)
         return runner
 
-    def _own_runner(self, session: Session | None) -> Runner:
-        make = session_maker(self.model, self._serving)
-        return self._runner(SessionPool(make, live=session), prefix_reuse=True)
-
-    @functools.cached_property
-    def _identity(self) -> Fingerprint:
-        return fingerprint(self.model, self.model_config, self.tokenizer)
-
-    def _fingerprint(self) -> Fingerprint:
-        return self._identity
+    return make

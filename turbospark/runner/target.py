@@ -187,8 +187,9 @@ class TargetRunner:
     def _equip(self) -> None:
         """Give a session that was opened without the drafter a state of it."""
         session, drafter = self.session, self.drafter
+        max_context = session.max_context  # not the session, which would hold itself
         if session.make_drafter_state is None:
-            session.make_drafter_state = lambda: drafter.new_state(session.max_context)
+            session.make_drafter_state = lambda: drafter.new_state(max_context)
             session.drafter_state = session.make_drafter_state()
 
     def _refuse(self, method: str) -> None:
