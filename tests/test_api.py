@@ -549,6 +549,8 @@ def test_a_model_goes_with_its_engine_and_conversations_and_waits_for_no_collect
         for prompt in ("hi", "other", "hi there"):
             engine.generate(prompt, max_tokens=5)
             chat.send(prompt, max_tokens=5)
+            engine.session("alice").send(prompt, max_tokens=5)
+        engine.session("alice").fork("bob")
         stream = engine.stream("hi", max_tokens=5)
         next(stream)
         del stream, engine

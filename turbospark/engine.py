@@ -13,7 +13,7 @@ from turbospark.loading.build import LoadedModel
 from turbospark.loading.plan import free_bytes, megabytes
 from turbospark.protocols import CausalModel, Drafter
 from turbospark.runner.conversation import Conversation
-from turbospark.runner.conversations import Conversations, Parked
+from turbospark.runner.conversations import Conversations, Named, Parked
 from turbospark.runner.drafting import choose_policy
 from turbospark.runner.generation import admit, collect, run
 from turbospark.runner.options import read_options
@@ -64,9 +64,11 @@ class Engine:
         self._new_runner = new_runner
         self.runner = new_runner(None, config.session_slots - 1, config.prefix_reuse)
         model, model_config, tokenizer = loaded.model, loaded.config, loaded.tokenizer
+        self._named = Named()
         self._conversations = Conversations(
             self.tokenizer,
             self._serving,
+            self._named,
             lambda session: new_runner(session, 0, True),
             functools.cache(lambda: fingerprint(model, model_config, tokenizer)),
             self.runner.lock,

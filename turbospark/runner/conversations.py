@@ -1,6 +1,7 @@
 """The conversations of one engine: named ones are kept, and all of them share a byte budget."""
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -40,12 +41,17 @@ class Parked:
         return True
 
 
+class Named(dict[str, Conversation]):
+    """Open conversations by name. The engine holds them: they go with it."""
+
+
 class Conversations:
     """Opens, keeps, saves and restores conversations.
 
     Args:
         tokenizer: the model's.
         serving: how it runs.
+        named: where those with a name are kept; held weakly.
         new_runner: makes a runner over the session given, or over a new one.
         identity: gives the model's fingerprint; asked for when a file is written or read.
         lock: held by every step of every runner, and here.
@@ -58,6 +64,7 @@ class Conversations:
         self,
         tokenizer: TextCodec,
         serving: Serving,
+        named: Named,
         new_runner: Callable[[Session | None], Runner],
         identity: Callable[[], Fingerprint],
         lock: AbstractContextManager[Any],
@@ -67,8 +74,13 @@ class Conversations:
         self.budget = ByteBudget(serving.idle_bytes)
         self._new_runner = new_runner
         self._identity = identity
-        self._named: dict[str, Conversation] = {}
+        self._kept = weakref.ref(named)
         self._lock = lock
+
+    @property
+    def _named(self) -> Named:
+        named = self._kept()
+        return Named() if named is None else named
 
     def open(self, name: str) -> Conversation:
         """The open conversation of a name, or a new one; without a name always a new one."""
