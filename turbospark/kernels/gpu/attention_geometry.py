@@ -11,7 +11,7 @@ COMBINE_THREADS = 256
 
 _LIVE_VALUES = 32  # of a query's and of its sum's in a lane, for all queries together
 _QUERIES = 8  # of a SIMD-group
-_TENSOR = {  # head dimension: columns of a warp, warps, tiles of 8 keys a warp
+TENSOR_SHAPES = {  # head dimension: columns of a warp, warps, tiles of 8 keys a warp
     32: (32, 4, 4),
     64: (64, 4, 4),
     96: (32, 6, 2),
@@ -76,7 +76,7 @@ def has_vector_shape(head_dim: int) -> bool:
 
 def has_tensor_shape(head_dim: int, q: mx.Dtype, keys: mx.Dtype) -> bool:
     """Whether attention_tensor takes heads of this size and type."""
-    return head_dim in _TENSOR and q == keys and q in (mx.float16, mx.bfloat16)
+    return head_dim in TENSOR_SHAPES and q == keys and q in (mx.float16, mx.bfloat16)
 
 
 def vector_shape(heads: HeadGeometry, rows: int) -> VectorShape:
@@ -90,13 +90,13 @@ def vector_shape(heads: HeadGeometry, rows: int) -> VectorShape:
 def tensor_shape(heads: HeadGeometry, rows: int) -> TensorShape:
     """One or two tiles of queries share what is read."""
     queries = rows * heads.num_heads // heads.num_kv_heads
-    return TensorShape(*_TENSOR[heads.head_dim], query_tiles=1 if queries <= 16 else 2)
+    return TensorShape(*TENSOR_SHAPES[heads.head_dim], query_tiles=1 if queries <= 16 else 2)
 
 
 def chunks(heads: HeadGeometry, window: int | None, *, tensor: bool) -> Chunks:
     """How keys are cut: by sizes of the model alone, never by the number of queries."""
     if tensor:
-        _, warps, key_tiles = _TENSOR[heads.head_dim]
+        _, warps, key_tiles = TENSOR_SHAPES[heads.head_dim]
         keys = 8 * warps * key_tiles
         size = 2 * keys if heads.head_dim == 128 else keys
     else:

@@ -1,0 +1,333 @@
+"""How fast is the attention side of a decode step on a GPU, and which geometry is best?
+
+    python benchmarks/gpu_attention.py [--seconds 85] [--only main,norms,heads,cuts,more]
+
+Needs an Apple or NVIDIA GPU. Calls form a compiled chain in which each waits for the one before;
+caches are rotated through more memory than a cache holds; a figure is the median of rounds in which
+ours and MLX's operations take turns. Bandwidth is of the keys and values, in per cent of a copy
+measured in the same run; `error` is the largest difference over MLX's largest number. It stops when
+its seconds are spent.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from unittest import mock
+
+import mlx.core as mx
+
+from turbospark.kernels.gpu import attention_geometry
+from turbospark.kernels.gpu.attention_decode import attention_step, lengths_of
+from turbospark.kernels.gpu.attention_geometry import Chunks
+from turbospark.kernels.gpu.head_norm_rope import HeadUnit, head_norm_rope
+from turbospark.kernels.gpu.kernel import GpuTarget, current_target
+from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.kv_rows import RowBlock, StepRows
+from turbospark.kernels.rope import Rope
+from turbospark.kernels.target import HeadGeometry
+from turbospark.kernels.weights import Norm
+
+DTYPE = mx.bfloat16
+CALLS, CHAINS, ROUNDS = 24, 2, 5
+ROTATED_BYTES = 160 << 20
+TAIL = 128
+MAIN = [(128, 32, 8), (64, 32, 8), (256, 16, 4), (512, 16, 2), (128, 64, 8), (64, 16, 2)]
+MORE = [(256, 16, 2), (128, 8, 2), (512, 8, 4), (64, 64, 8), (256, 32, 8), (96, 32, 4)]
+LENGTHS = [32768, 2048, 16]
+ROWS = [1, 8, 4, 2]
+
+Link = Sequence[mx.array]
+Call = Callable[[Link, int], Link]
+"""(arrays of the call before, number of the call) -> arrays."""
+
+
+class Chain:
+    """CALLS dependent calls, in one compiled graph or each on its own."""
+
+    def __init__(self, call: Call, start: Link, *, is_compiled: bool = True) -> None:
+        def run(*link: mx.array) -> Link:
+            for number in range(CALLS):
+                link = call(link, number)
+            return link
+
+        self._run = mx.compile(run) if is_compiled else run
+        self._start = start
+        mx.eval(self._run(*start))
+
+    def microseconds(self) -> float:
+        """Of one call."""
+        link = self._start
+        mx.synchronize()
+        begin = time.perf_counter()
+        for _ in range(CHAINS):
+            link = self._run(*link)
+            mx.async_eval(*link)
+        mx.eval(*link)
+        return (time.perf_counter() - begin) / (CALLS * CHAINS) * 1e6
+
+
+def medians(chains: Sequence[Chain]) -> list[float]:
+    rounds = [[chain.microseconds() for chain in chains] for _ in range(ROUNDS)]
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def copy_tb_s() -> float:
+    """Bytes read and written by a copy, in terabytes a second."""
+    x = mx.zeros((256 << 20,), DTYPE)
+    chain = Chain(lambda link, _: [link[0] + 1], [x])
+    return 2 * x.nbytes / min(chain.microseconds() for _ in range(5)) / 1e6
+
+
+class Bench:
+    """Prints a table; stops when its seconds are spent."""
+
+    def __init__(self, seconds: float, target: GpuTarget) -> None:
+        self.target = target
+        self._end = time.perf_counter() + seconds
+        self.copy = copy_tb_s()
+        print(f"copy {self.copy:.2f} TB/s", flush=True)
+
+    @property
+    def is_spent(self) -> bool:
+        return time.perf_counter() > self._end
+
+    def attention(self, shape: tuple[int, int, int], length: int, rows: int, cut: str = "") -> None:
+        """One line: attention of `rows` queries over `length` rows."""
+        D, Hq, Hkv = shape
+        caches = step_rows(Hkv, D, length, rows)
+        whole = [whole_rows(cache, length) for cache in caches]
+        q = mx.random.normal((rows, Hq, D)).astype(DTYPE)
+        swapped = mx.contiguous(q.swapaxes(0, 1)[None])
+        mx.eval(q, swapped, whole)
+        scale = D**-0.5
+
+        def ours(link: Link, call: int) -> Link:
+            y = attention_step(link[0], caches[call % len(caches)], scale, target=self.target)
+            return [mx.reshape(y, q.shape)]
+
+        def theirs(link: Link, call: int) -> Link:
+            k, v = whole[call % len(whole)]
+            mask = "causal" if rows > 1 else None
+            return [mx.fast.scaled_dot_product_attention(link[0], k, v, scale=scale, mask=mask)]
+
+        one, other = ours([q], 0)[0], theirs([swapped], 0)[0][0].swapaxes(0, 1)
+        chains = [Chain(ours, [q])] + ([] if cut else [Chain(theirs, [swapped])])
+        us, *rest = medians(chains)
+        nbytes = 4 * Hkv * D * length
+        what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}  {cut}"
+        self.line(what, us, rest[0] if rest else None, nbytes, difference(one, other))
+
+    def line(self, what: str, us: float, mlx_us: float | None, nbytes: int, error: float) -> None:
+        tb_s = nbytes / us / 1e6
+        ratio = "" if mlx_us is None else f"  MLX {mlx_us:7.1f} us {mlx_us / us:5.2f}x"
+        print(
+            f"{what:58s} {us:7.1f} us {tb_s:5.2f} TB/s {tb_s / self.copy * 100:4.0f} %{ratio}"
+            f"  error {error:.1e}",
+            flush=True,
+        )
+
+
+def difference(ours: mx.array, theirs: mx.array) -> float:
+    a, b = ours.astype(mx.float32), theirs.astype(mx.float32)
+    return (mx.abs(a - b).max() / mx.abs(b).max()).item()
+
+
+def step_rows(Hkv: int, D: int, length: int, rows: int) -> list[StepRows]:
+    """Caches that together exceed a GPU's own; `length` rows, the queries' among them."""
+    boundary = (length - 1) // TAIL * TAIL
+    count = min(CALLS, max(1, ROTATED_BYTES // (4 * Hkv * D * length)))
+
+    def block(capacity: int) -> RowBlock:
+        k, v = (mx.random.normal((Hkv, capacity, D)).astype(DTYPE) for _ in range(2))
+        mx.eval(k, v)
+        return RowBlock(k, v)
+
+    lengths, made = lengths_of(boundary, length - rows), list[StepRows]()
+    for _ in range(count):
+        tail = block(TAIL)
+        made.append(StepRows(block(boundary) if boundary else tail, tail, lengths))
+    return made
+
+
+def whole_rows(rows: StepRows, length: int) -> list[mx.array]:
+    """Keys and values side by side, as MLX's own caches keep them."""
+    made = []
+    for name in ("k", "v"):
+        sealed, tail = getattr(rows.sealed, name), getattr(rows.tail, name)
+        held = length if rows.sealed is rows.tail else length - sealed.shape[1]
+        parts = [tail[:, :held]] if rows.sealed is rows.tail else [sealed, tail[:, :held]]
+        made.append(mx.contiguous(mx.concatenate(parts, axis=1))[None])
+    return made
+
+
+def main_figures(bench: Bench) -> Iterator[None]:
+    for rows in ROWS[:2]:
+        for length in LENGTHS:
+            for shape in MAIN:
+                yield bench.attention(shape, length, rows)
+
+
+def more_figures(bench: Bench) -> Iterator[None]:
+    for rows in ROWS[2:]:
+        for length in LENGTHS:
+            for shape in MAIN[:4]:
+                yield bench.attention(shape, length, rows)
+    for shape in MORE:
+        for rows in ROWS[:2]:
+            for length in LENGTHS[:2]:
+                yield bench.attention(shape, length, rows)
+
+
+CUTS: dict[int, list[tuple[int, int, int]]] = {
+    64: [(64, 4, 4), (64, 4, 2), (64, 8, 2), (64, 2, 4)],
+    128: [(64, 4, 2), (64, 4, 1), (64, 8, 1), (64, 4, 4)],
+    256: [(64, 8, 1), (64, 4, 1), (64, 4, 2)],
+    512: [(64, 8, 1)],
+}
+
+
+def cut_figures(bench: Bench) -> Iterator[None]:
+    """Geometry of the first pass: columns, warps and key tiles of a warp; first chunks."""
+    for shape in MAIN[:4]:
+        D, _, Hkv = shape
+        default = attention_geometry.TENSOR_SHAPES[D]
+        for dims, warps, tiles in CUTS[D]:
+            keys = 8 * warps * tiles
+            for size in (keys, 2 * keys, 4 * keys):
+                for first in (max(16, 128 // Hkv), max(16, 256 // Hkv), 512 // Hkv):
+                    if (dims, warps, tiles) != default and first != max(16, 256 // Hkv):
+                        continue
+                    chunks = Chunks(size, first)
+                    with (
+                        mock.patch.dict(
+                            attention_geometry.TENSOR_SHAPES, {D: (dims, warps, tiles)}
+                        ),
+                        mock.patch.object(
+                            attention_geometry, "chunks", lambda *_, c=chunks, **__: c
+                        ),
+                    ):
+                        cut = f"{warps}x{tiles} chunks {size}x{first}"
+                        for length in LENGTHS[:2]:
+                            yield bench.attention(shape, length, 1, cut)
+    vector = replace(bench.target, own="")
+    with mock.patch.object(bench, "target", vector):
+        for shape in MAIN[:4]:
+            yield bench.attention(shape, LENGTHS[0], 1, "vector body")
+
+
+def norm_figures(bench: Bench) -> Iterator[None]:
+    for C in (2048, 4096, 5376):
+        weight = mx.random.normal((C,)).astype(DTYPE)
+        norm = Norm(weight, 1e-6)
+        for rows in (1, 8):
+            x = mx.random.normal((rows, C)).astype(DTYPE)
+            mx.eval(x, weight)
+            for is_compiled in (True, False):
+                chains = [
+                    Chain(lambda link, _, n=norm: [rms_norm(link[0], n, target=bench.target)],
+                          [x], is_compiled=is_compiled),
+                    Chain(lambda link, _, w=weight: [mx.fast.rms_norm(link[0], w, 1e-6)],
+                          [x], is_compiled=is_compiled),
+                ]  # fmt: skip
+                us, mlx_us = medians(chains)
+                error = difference(
+                    rms_norm(x, norm, target=bench.target), mx.fast.rms_norm(x, weight, 1e-6)
+                )
+                what = f"rms_norm {rows} x {C}, {'compiled' if is_compiled else 'eager'}"
+                yield bench.line(what, us, mlx_us, 2 * x.nbytes + weight.nbytes, error)
+        x, r = (mx.random.normal((1, C)).astype(DTYPE) for _ in range(2))
+        mx.eval(x, r)
+
+        def ours(link: Link, _: int, norm: Norm = norm, r: mx.array = r) -> Link:
+            return [rms_norm(link[0], norm, r, target=bench.target)]
+
+        def theirs(link: Link, _: int, w: mx.array = weight, r: mx.array = r) -> Link:
+            return [r + mx.fast.rms_norm(link[0], w, 1e-6)]
+
+        chains = [Chain(ours, [x]), Chain(theirs, [x])]
+        us, mlx_us = medians(chains)
+        error = difference(ours([x], 0)[0], theirs([x], 0)[0])
+        yield bench.line(f"rms_norm 1 x {C} + residual", us, mlx_us, 4 * x.nbytes, error)
+
+
+def head_figures(bench: Bench) -> Iterator[None]:
+    """Norms of queries and keys, RoPE, rows of the tail, against one MLX operation each."""
+    for D, Hq, Hkv in (MAIN[0], MAIN[1], MAIN[2]):
+        weight = mx.random.normal((D,)).astype(DTYPE)
+        rope, norm = Rope.build("default", 1e6, D), Norm(weight, 1e-6)
+        unit = HeadUnit.build(HeadGeometry(Hq, Hkv, D), rope, q_norm=norm, k_norm=norm)
+        tail = mx.zeros((Hkv, TAIL, D), DTYPE)
+        lengths, held = lengths_of(896, 1000), mx.array([104], mx.int32)
+        for rows in (1, 8):
+            q, k, v = (mx.random.normal((rows, H * D)).astype(DTYPE) for H in (Hq, Hkv, Hkv))
+            mx.eval(q, k, v, tail, held, weight)
+
+            def ours(link: Link, _: int, unit=unit, k=k, v=v, lengths=lengths) -> Link:
+                q, *tails = link
+                block = RowBlock(*tails)
+                y, made = head_norm_rope(
+                    q, k, v, StepRows(block, block, lengths), unit, target=bench.target
+                )
+                assert made is not None
+                return [mx.reshape(y, q.shape), made.k, made.v]
+
+            def theirs(link: Link, _: int, k=k, v=v, w=weight, D=D, held=held, rows=rows) -> Link:
+                q, *tails = link
+                heads = [
+                    mx.fast.rms_norm(mx.reshape(x, (rows, -1, D)), w, 1e-6).swapaxes(0, 1)[None]
+                    for x in (q, k)
+                ]
+                y, keys = (
+                    mx.fast.rope(x, D, traditional=False, base=1e6, scale=1.0, offset=held + 896)[0]
+                    for x in heads
+                )
+                values = mx.reshape(v, (rows, -1, D)).swapaxes(0, 1)
+                new = [
+                    mx.slice_update(old, x, held, axes=[1])
+                    for old, x in zip(tails, (keys, values), strict=True)
+                ]
+                return [mx.reshape(y.swapaxes(0, 1), q.shape), *new]
+
+            start = [q, tail, tail + 0]
+            error = difference(ours(start, 0)[1][:, :105], theirs(start, 0)[1][:, :105])
+            for is_compiled in (True, False):
+                chains = [Chain(c, start, is_compiled=is_compiled)
+                          for c in (ours, theirs)]  # fmt: skip
+                us, mlx_us = medians(chains)
+                mode = "compiled" if is_compiled else "eager"
+                what = f"heads of {D}, {Hq}:{Hkv}, M {rows}, {mode}"
+                yield bench.line(what, us, mlx_us, 4 * tail.nbytes, error)
+
+
+SUITES = {
+    "main": main_figures,
+    "norms": norm_figures,
+    "heads": head_figures,
+    "cuts": cut_figures,
+    "more": more_figures,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=85.0)
+    parser.add_argument("--only", default=",".join(SUITES), help="suites, comma separated")
+    arguments = parser.parse_args()
+    target = current_target()
+    if target is None:
+        sys.exit("gpu_attention.py needs a GPU, but MLX computes on the CPU here")
+    print(f"{target.name}, MLX {mx.__version__}, {DTYPE}", flush=True)
+    bench = Bench(arguments.seconds, target)
+    for name in arguments.only.split(","):
+        for _ in SUITES[name](bench):
+            if bench.is_spent:
+                sys.exit(f"out of time in {name}")
+
+
+if __name__ == "__main__":
+    main()
