@@ -96,6 +96,15 @@ class ScriptedRows:
             raise AssertionError(f"replay({keep}) of {self.rows} rows")
         return folded(self._before, self._tokens[:keep])
 
+    def arrays(self) -> tuple[mx.array, ...]:
+        """The state before, and the tokens."""
+        return mx.array([self._before], mx.int64), mx.array(self._tokens, mx.int32)
+
+    def like(self, arrays: Sequence[mx.array]) -> "ScriptedRows":
+        """The same over other arrays."""
+        before, tokens = (np.asarray(array).tolist() for array in arrays)
+        return ScriptedRows(before[0], tokens)
+
 
 def folded(before: int, tokens: Sequence[int]) -> tuple[mx.array, ...]:
     """A state after more tokens: a checksum that depends on every one and on their order."""
