@@ -73,6 +73,20 @@ def advance(
     return output
 
 
+def launch(model: CausalModel, session: Session, token: mx.array) -> ForwardOutput:
+    """Begin a decode pass over one token [1] int32; the caches advance, nothing is evaluated.
+
+    Raises:
+        ContextLengthError: it does not fit; nothing was fed.
+        ProducerError: the pass could not be built; the session is tainted.
+    """
+    if session.position >= session.max_context:
+        raise ContextLengthError(f"{session!r} is full; load with a larger max_context")
+    with tainting(session, f"the forward pass over token {session.position}"):
+        session.epoch += 1
+        return model(token, session.caches, phase=Phase.DECODE, logits="last")
+
+
 def commit(
     session: Session, tokens: Sequence[int], start: int, drafter: Drafter, output: ForwardOutput
 ) -> None:
@@ -141,8 +155,23 @@ def _check_finite(
         return
     bad = int(np.argmax(~np.isfinite(rows).all(axis=-1)))
     position = start + len(tokens) - rows.shape[0] + bad
-    where = first_bad_layer(model, session, [*session.fed_ids.ids[:start], *tokens])
-    raise NonFiniteError(f"the logits of position {position} hold NaN or infinity: {where}")
+    raise not_finite(model, session, [*session.fed_ids.ids[:start], *tokens], position)
+
+
+def not_finite(
+    model: CausalModel, session: Session, tokens: Sequence[int], position: int | None = None
+) -> NonFiniteError:
+    """What to raise for bad logits.
+
+    Args:
+        model: run again to find the layer.
+        session: gives fresh caches.
+        tokens: all that were fed.
+        position: of the bad row; by default the last one.
+    """
+    position = len(tokens) - 1 if position is None else position
+    where = first_bad_layer(model, session, tokens)
+    return NonFiniteError(f"the logits of position {position} hold NaN or infinity: {where}")
 
 
 def first_bad_layer(model: CausalModel, session: Session, tokens: Sequence[int]) -> str:

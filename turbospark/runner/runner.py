@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import mlx.core as mx
 
 from turbospark.caches.rollback import checkpoint, restore, retain, rollback
 from turbospark.errors import ProducerError, RewindError
 from turbospark.protocols import Phase, RollbackPoint, Verified
-from turbospark.runner.forward import commit, first_rows
+from turbospark.runner.forward import commit, first_rows, launch, not_finite
 from turbospark.runner.refusals import refusal
 from turbospark.runner.target import TargetRunner
 from turbospark.sessions.session import OpenRound
@@ -104,6 +105,35 @@ class Runner(TargetRunner):
         assert output.logits is not None
         session.open_round = OpenRound(session.epoch, base)
         return Verified(output.logits, output, session.epoch)
+
+    def launch(self, token: mx.array, base: int) -> Verified:
+        """Begin the pass of one token that the host has not seen yet; nothing is waited for.
+
+        It is an open round, which `record_committed` or `rollback` closes.
+
+        Args:
+            token: its id [1] int32.
+            base: the cursor.
+
+        Raises:
+            ProducerError: `base` is another position, or a round is open; nothing was fed.
+        """
+        self._check_start([0], base)
+        session = self.session
+        output = launch(self.model, session, token)
+        session.open_round = OpenRound(session.epoch, base)
+        assert output.logits is not None
+        return Verified(output.logits, output, session.epoch)
+
+    def refuse_row(self, position: int) -> NoReturn:
+        """Taint the session for logits of `position`, the last one recorded.
+
+        Raises:
+            NonFiniteError: always; the first bad layer is named.
+        """
+        self.session.taint()
+        ids = self.session.fed_ids.ids[: position + 1]
+        raise not_finite(self.model, self.session, ids)
 
     def checkpoint(self) -> RollbackPoint:
         """Where the target stands: a position, and recurrent states by reference."""

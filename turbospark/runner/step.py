@@ -9,8 +9,8 @@ from turbospark.caches.step import StepCache, StepState
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.protocols import CausalModel, ForwardOutput, LogitRows, Phase, RowInputs
 
-MAX_ROWS = 16
-"""Rows of a pass that is compiled; a longer one is traced anew each time."""
+MAX_ROWS = 8
+"""Rows of a pass that is compiled."""
 
 Arrays = list[mx.array]
 
@@ -43,6 +43,32 @@ class CompiledModel:
         self._inputs: dict[_Wish, Mapping[int, RowInputs]] = {}
         self._recurrent: list[bool] = []
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.model.vocab_size
+
+    @property
+    def max_position(self) -> int | None:
+        """The trained length in tokens."""
+        return self.model.max_position
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that `taps` may name."""
+        return self.model.num_layers
+
+    def make_caches(self, max_context: int, slack: int) -> list[Any]:
+        """Empty caches for one session."""
+        return self.model.make_caches(max_context, slack)
+
+    def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
+        """Checkpoint tensors under the model's own names."""
+        return self.model.sanitize(weights)
+
     def __call__(
         self,
         tokens: mx.array,
@@ -56,7 +82,7 @@ class CompiledModel:
     ) -> ForwardOutput:
         """Feed tokens as `CausalModel.__call__` does."""
         count = tokens.shape[0]
-        if phase is not Phase.DECODE or count > MAX_ROWS or not caches[0].offset:
+        if phase is not Phase.DECODE or count > MAX_ROWS or not (caches and caches[0].offset):
             return self.model(
                 tokens, caches, phase=phase, logits=logits, taps=taps, hidden=hidden, record=record
             )

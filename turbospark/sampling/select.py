@@ -87,6 +87,11 @@ class Chooser:
         """Whether tokens are drawn from a distribution that is known: no custom sampler does."""
         return self._sampler is None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens come from the raw logits by the built-in sampling alone."""
+        return self._sampler is None and not self._processors and not self._bias
+
     def choose(self, logits: mx.array, history: Sequence[int], prompt_tokens: int) -> Choice:
         """Choose the token that follows `history`.
 
