@@ -18,6 +18,7 @@ from turbospark.errors import (
 )
 from turbospark.testing import (
     ByteTokenizer,
+    ScriptedDrafter,
     ScriptedModel,
     scripted_engine,
     scripted_logits,
@@ -274,6 +275,22 @@ def test_a_fork_ends_a_reply_in_progress_and_shares_what_was_given(after: int) -
             next(stream)
     fork.messages[:] = []
     assert len(chat.messages) == (2 if after else 0)
+
+
+@pytest.mark.parametrize("block_passes", [False, True])
+@pytest.mark.parametrize("recurrent", [0, 1])
+def test_drafting_may_come_and_go_between_turns(recurrent: int, block_passes: bool) -> None:
+    model = ScriptedModel(recurrent=recurrent)
+    drafter = ScriptedDrafter(model.logits_of, "alternating", block_passes=block_passes)
+    chat = scripted_engine(model, drafter=drafter, draft_block=3).session()
+    plain = scripted_engine(ScriptedModel(recurrent=recurrent)).session()
+    for turn, draft in enumerate(["auto", "off", "auto", "off", "off", "auto"]):
+        out = chat.send(f"turn {turn}", max_tokens=9, draft=draft)
+        expected = plain.send(f"turn {turn}", max_tokens=9)
+        assert out.token_ids == expected.token_ids
+        assert (out.rounds > 0) == (draft == "auto"), out.draft_off_reason
+        assert turn == 0 or out.reused_tokens >= expected.reused_tokens - 1 > 0
+    assert chat.messages == plain.messages
 
 
 def test_idle_conversations_over_the_byte_budget_are_fed_again_and_say_so() -> None:
