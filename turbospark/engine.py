@@ -69,7 +69,7 @@ class Engine:
             self.tokenizer,
             self._serving,
             self._named,
-            lambda session: new_runner(session, 0, True),
+            lambda session: new_runner(session, 0, config.prefix_reuse),
             functools.cache(lambda: fingerprint(model, model_config, tokenizer)),
             self.runner.lock,
         )

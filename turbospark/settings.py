@@ -77,8 +77,8 @@ class RunnerConfig:
     checkpoint_every: int = option(512, "tokens between two states that are kept", low=1)
     draft: str = option(
         "auto",
-        "what proposes tokens for the model to verify: off, auto, ngram, mtp, dflash, or a "
-        "checkpoint of a smaller model; auto is mtp where the checkpoint carries it",
+        "what proposes tokens for the model to verify: off, auto, ngram, mtp, or the checkpoint "
+        "of a block drafter or of a smaller model; auto is mtp where the model carries it",
     )
     draft_block: int | None = option(
         None,

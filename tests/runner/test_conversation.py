@@ -156,6 +156,15 @@ def test_sessions_do_not_touch_each_other_or_the_engine() -> None:
     assert found == [expected.token_ids, expected.token_ids]
 
 
+def test_without_prefix_reuse_every_turn_feeds_all_of_it() -> None:
+    chat = scripted_engine(prefix_reuse=False).session()
+    other = scripted_engine().session()
+    for message in ("hello", "more"):
+        out, expected = (each.send(message, max_tokens=6) for each in (chat, other))
+        assert out.token_ids == expected.token_ids
+        assert (out.reused_tokens, out.reuse_reason) == (0, "prefix reuse is off")
+
+
 def test_reset_starts_over() -> None:
     chat = scripted_engine().session()
     first = chat.send("hello", max_tokens=5)
