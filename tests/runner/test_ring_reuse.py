@@ -97,3 +97,34 @@ def test_the_position_equals_the_fed_ids_after_every_phase(sliding: ts.Engine) -
         fed = runner.session.fed_ids.ids
         assert fed == [*PROMPT, *part.token_ids[:-1]]
         assert all(cache.offset == len(fed) for cache in runner.session.caches)
+
+
+@pytest.mark.parametrize("fed", [WINDOW - 2, WINDOW + SLACK - 1, len(PROMPT)])
+@pytest.mark.parametrize("keep", range(1, SLACK + 1))
+def test_rows_kept_of_a_verify_equal_rows_fed_one_by_one(
+    sliding: ts.Engine, fed: int, keep: int
+) -> None:
+    """Before the ring wraps, while it does, and after: bit for bit."""
+    feed = [200, 201, 202, 203]
+    runner, never = runner_of(sliding), runner_of(sliding)
+    for one in (runner, never):
+        logits(one, PROMPT[:fed])
+    point = runner.checkpoint()
+    verified = runner.verify(feed, fed)
+    if keep < len(feed):
+        runner.rollback_retaining(point, keep, verified)
+    runner.record_committed(feed[:keep], fed, verified)
+    steps = [np.asarray(never.produce(feed[i], fed + i)).tolist() for i in range(keep)]
+    assert np.asarray(verified.logits).tolist()[:keep] == steps
+    for token, position in ((210, fed + keep), (211, fed + keep + 1)):
+        rows = [np.asarray(one.produce(token, position)).tolist() for one in (runner, never)]
+        assert rows[0] == rows[1]
+    assert runner.session.fed_ids.ids == never.session.fed_ids.ids
+
+
+def test_a_verify_that_a_wrapped_ring_could_not_take_back_is_refused(sliding: ts.Engine) -> None:
+    runner = runner_of(sliding)
+    logits(runner, PROMPT)
+    with pytest.raises(ts.ProducerError, match=r"cannot verify 5 tokens: .* take back 4"):
+        runner.verify([1, 2, 3, 4, 5], len(PROMPT))
+    assert runner.session.position == len(PROMPT)
