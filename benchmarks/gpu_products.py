@@ -115,12 +115,17 @@ def tensor_candidates(product: Int4Product, rows: int) -> Iterator[Geometry]:
     default = choose_geometry(product, rows)
     yield default
     found = [
-        replace(default, stages=stages, blocks=blocks, step=step)
-        for step in (4, 8)
-        for blocks, stages in ((1, 4), (1, 6), (2, 3), (2, 5), (3, 3), (4, 2))
-    ]
+        replace(default, tall=tall, step=step, blocks=blocks, stages=stages)
+        for tall, step, blocks, stages in (
+            (1, 4, 1, 6), (1, 4, 2, 3), (1, 4, 3, 3), (1, 4, 4, 2), (1, 8, 2, 3), (1, 8, 1, 4),
+            (2, 4, 1, 4), (2, 4, 2, 3), (2, 4, 2, 2), (2, 8, 1, 3),
+        )
+    ]  # fmt: skip
     if product.norm is None:
-        found += [replace(default, staged=not default.staged, stages=3)]
+        found += [
+            replace(default, staged=not default.staged, stages=3),
+            replace(default, staged=not default.staged, stages=3, blocks=1, tall=2),
+        ]
     for cut in found:
         if cut != default and int4_mma.fits(product, rows, cut):
             yield cut
@@ -164,7 +169,7 @@ class Bench:
             return
         theirs = f"MLX {figure.mlx_us:6.1f} us" if figure.mlx_us else ""
         print(
-            f"{figure.what:58s} {figure.us:7.2f} us  host {figure.host_us:5.2f}  "
+            f"{figure.what:70s} {figure.us:7.2f} us  host {figure.host_us:5.2f}  "
             f"{figure.tb_s:5.2f} TB/s {figure.percent:4.0f} %  err {figure.error:.0e}  "
             f"first {chain.first_s:4.1f} s  {theirs}",
             flush=True,
@@ -301,7 +306,10 @@ def short(cut: Geometry | VectorGeometry) -> str:
     if isinstance(cut, VectorGeometry):
         return f"rows {cut.rows} simdgroups {cut.simdgroups} words {cut.words}"
     staged = "staged" if cut.staged else "direct"
-    return f"warps {cut.warps} step {cut.step} stages {cut.stages} blocks {cut.blocks} {staged}"
+    return (
+        f"warps {cut.warps} tall {cut.tall} step {cut.step} blocks {cut.blocks} "
+        f"stages {cut.stages} {staged}"
+    )
 
 
 def main() -> None:

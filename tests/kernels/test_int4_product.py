@@ -69,17 +69,16 @@ def test_a_row_does_not_depend_on_its_neighbours(case: ProductCase, target: str)
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", [TENSOR_CASES[2], TENSOR_CASES[4], TENSOR_CASES[7]], ids=str)
-@pytest.mark.parametrize("staged", [True, False])
+@pytest.mark.parametrize(("staged", "tall"), [(True, 1), (True, 2), (False, 1), (False, 2)])
 def test_a_row_on_tensor_cores_does_not_depend_on_its_neighbours(
-    case: ProductCase, staged: bool
+    case: ProductCase, staged: bool, tall: int
 ) -> None:
     target, product = resolve("cuda"), case.product()
     assert target is not None
-    cut = choose_geometry(product, case.M)
-    if not staged:
-        if product.norm is not None:
-            pytest.skip("a norm stages x")
-        cut = Geometry(cut.warps, cut.step, 3, 1, False)
+    if product.norm is not None and not staged:
+        pytest.skip("a norm stages x")
+    chosen = choose_geometry(product, case.M)
+    cut = Geometry(chosen.warps, chosen.step, 3, 1, staged, tall)
     together = int4_mma.int4_mma(product, case.x(), case.added(), target, cut)
     for m in range(case.M):
         for all_rows, row in zip(together, alone(case, m, target, True), strict=True):

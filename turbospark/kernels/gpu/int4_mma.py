@@ -20,11 +20,12 @@ class Geometry:
     """How a launch is cut up.
 
     Attributes:
-        warps: that share a tile of 16 columns, 1, 2, 4 or 8; with `step`, the order of sums.
+        warps: that share a tile of columns, 1, 2, 4 or 8; with `step`, the order of sums.
         step: groups that a warp takes at a time, 4 or 8.
         stages: steps of a warp in flight, plus one.
         blocks: on one multiprocessor.
         staged: whether x goes through shared memory, which a norm needs.
+        tall: 1, or 2 for tiles of 32 columns, which read x half as often.
     """
 
     warps: int
@@ -32,6 +33,7 @@ class Geometry:
     stages: int
     blocks: int
     staged: bool
+    tall: int = 1
 
 
 def takes(product: Int4Product, x_dtype: mx.Dtype) -> bool:
@@ -66,7 +68,7 @@ def int4_mma(
     product.check(x, residual)
     rows = x.shape[0]
     cut = geometry or choose_geometry(product, rows)
-    tiles = sum(-(-N // 16) for N in product.widths[: product.parts])
+    tiles = sum(-(-N // (16 * cut.tall)) for N in product.widths[: product.parts])
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
     return product.kernel("int4_mma", "cuda", ("cuda_fragments.h",))(
         target,
@@ -77,6 +79,7 @@ def int4_mma(
             "STEP": cut.step,
             "STAGES": cut.stages,
             "STAGED_X": cut.staged,
+            "TALL": cut.tall,
         },
         grid=(blocks * THREADS, 1, 1),
         threadgroup=(THREADS, 1, 1),
@@ -91,9 +94,10 @@ def choose_geometry(product: Int4Product, rows: int) -> Geometry:
     warps = max(w for w in (1, 2, 4, 8) if w <= max(1, steps))
     for blocks, stages, staged in (
         (2, 4, True), (2, 3, True), (1, 6, True), (1, 4, True), (1, 3, True), (1, 2, True),
-        (2, 4, False), (1, 4, False), (1, 2, False),
+        (1, 6, False), (1, 4, False),
     ):  # fmt: skip
-        cut = Geometry(warps, 4, stages, blocks, staged)
+        tall = 1 if staged or rows < 3 else 2
+        cut = Geometry(warps, 4, stages, blocks, staged, tall)
         if fits(product, rows, cut):
             return cut
     return Geometry(warps, 4, 2, 1, False)
@@ -103,10 +107,10 @@ def shared_bytes(product: Int4Product, rows: int, cut: Geometry) -> int:
     """What a block keeps in shared memory: fetched weights, x, and sums to add up."""
     groups = product.inner // 64
     scale_bytes = product.weights[0].scales.dtype.size if groups % cut.step == 0 else 0
-    matrices = len(product.weights) // product.parts
-    stage = matrices * (16 * 32 * cut.step + 2 * 16 * cut.step * scale_bytes)
+    slices = len(product.weights) // product.parts * cut.tall
+    stage = slices * (16 * 32 * cut.step + 2 * 16 * cut.step * scale_bytes)
     x_bytes = rows * (2 * product.inner + 64) if cut.staged else 0
-    return 8 * cut.stages * stage + x_bytes + 2 * 8 * matrices * 16 * rows * 4
+    return 8 * cut.stages * stage + x_bytes + 2 * 8 * slices * 16 * rows * 4
 
 
 def fits(product: Int4Product, rows: int, cut: Geometry) -> bool:

@@ -1,5 +1,5 @@
 // y[M, N] = x[M, K] times the transpose of 4-bit weights [N, K] in groups of 64, on tensor cores.
-// A block of 8 warps makes 8 / WARPS tiles of 16 columns at a time, and goes on to other tiles:
+// A block of 8 warps makes 8 / WARPS tiles of 16 * TALL columns at a time, and goes on to others:
 // WARPS warps share a tile, each taking STEP groups at a time, which it fetches STAGES - 1 steps
 // ahead into its own part of shared memory. All eight columns of an mma are there whatever M is, so
 // every row of x gets the bits that it would get by itself. Codes enter as 16 + code; the sum of x
@@ -12,14 +12,16 @@ constexpr int STEPS = (GROUPS + STEP - 1) / STEP;
 constexpr bool STAGED_SCALES = GROUPS % STEP == 0;
 constexpr int CODE_BYTES = 16 * 32 * STEP;
 constexpr int ROW_SCALES = STEP * static_cast<int>(sizeof(S));
-constexpr int MATRIX_BYTES = CODE_BYTES + (STAGED_SCALES ? 2 * 16 * ROW_SCALES : 0);
-constexpr int STAGE_BYTES = MATRICES * MATRIX_BYTES;
+constexpr int SLICE_BYTES = CODE_BYTES + (STAGED_SCALES ? 2 * 16 * ROW_SCALES : 0);
+constexpr int SLICES = MATRICES * TALL;
+constexpr int STAGE_BYTES = SLICES * SLICE_BYTES;
 constexpr int X_STRIDE = 2 * K + 64;
 constexpr int X_BYTES = STAGED_X ? M * X_STRIDE : 0;
 constexpr int TEAMS = 8 / WARPS;
 constexpr int TEAM_THREADS = 32 * WARPS;
-constexpr int SHARE = (16 * M + TEAM_THREADS - 1) / TEAM_THREADS;
-constexpr int ALL_TILES = UNITS_OF_PARTS(16);
+constexpr int TILE = 16 * TALL;
+constexpr int SHARE = (TILE * M + TEAM_THREADS - 1) / TEAM_THREADS;
+constexpr int ALL_TILES = UNITS_OF_PARTS(TILE);
 
 const int lane = threadIdx.x % 32;
 const int warp = threadIdx.x / 32;
@@ -27,7 +29,7 @@ const int within = warp % WARPS;
 const int team = warp / WARPS;
 const int row_of_lane = lane / 4;
 const int quarter = lane % 4;
-const int column = row_of_lane < M ? row_of_lane : M - 1;
+const int row_of_x = row_of_lane < M ? row_of_lane : M - 1;
 
 const uint stages = shared_address(shared) + warp * STAGES * STAGE_BYTES;
 const uint staged_x = shared_address(shared) + 8 * STAGES * STAGE_BYTES;
@@ -46,12 +48,12 @@ auto tile_of = [&](int round) {
 auto find = [&](int tile, int& part, int& row) {
   part = 0;
   UNROLL for (int i = 0; i < PARTS - 1; i++) {
-    if (part == i && tile >= UNITS(PART(N, i), 16)) {
-      tile -= UNITS(PART(N, i), 16);
+    if (part == i && tile >= UNITS(PART(N, i), TILE)) {
+      tile -= UNITS(PART(N, i), TILE);
       part = i + 1;
     }
   }
-  row = tile * 16;
+  row = tile * TILE;
 };
 
 int fetched = 0;
@@ -65,13 +67,14 @@ find(tile_of(0), fetched_part, fetched_row);
 auto fetch = [&]() {
   if (fetched < total_steps) {
     const int last_row = PART(N, fetched_part) - 1;
-    UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
-      const uint* const codes = MATRIX(codes, fetched_part, matrix);
-      const uint to = fetched_to + matrix * MATRIX_BYTES;
+    UNROLL for (int slice = 0; slice < SLICES; slice++) {
+      const uint* const codes = MATRIX(codes, fetched_part, slice / TALL);
+      const uint to = fetched_to + slice * SLICE_BYTES;
+      const int first = fetched_row + slice % TALL * 16;
       const int chunk = lane % (2 * STEP);
       UNROLL for (int i = 0; i < STEP; i++) {
         const int row = lane / (2 * STEP) + i * (16 / STEP);
-        const int from_row = metal::min(fetched_row + row, last_row);
+        const int from_row = metal::min(first + row, last_row);
         const int from_chunk = fetched_step * (2 * STEP) + chunk;
         if (STAGED_SCALES || from_chunk < 2 * GROUPS) {
           copy_async(to + row * (32 * STEP) + ((chunk ^ (2 * (row & 3))) * 16),
@@ -79,9 +82,9 @@ auto fetch = [&]() {
         }
       }
       if (STAGED_SCALES && (HAS_BIASES || lane < 16)) {
-        const S* const scales = MATRIX(scales, fetched_part, matrix);
-        const S* const biases = MATRIX(biases, fetched_part, matrix);
-        const int from_row = metal::min(fetched_row + lane % 16, last_row);
+        const S* const scales = MATRIX(scales, fetched_part, slice / TALL);
+        const S* const biases = MATRIX(biases, fetched_part, slice / TALL);
+        const int from_row = metal::min(first + lane % 16, last_row);
         const S* const from =
             (lane < 16 ? scales : biases) + from_row * GROUPS + fetched_step * STEP;
         constexpr int BYTES = ROW_SCALES < 16 ? ROW_SCALES : 16;
@@ -158,8 +161,8 @@ if constexpr (STAGED_X) {
 
 const uint codes_of_lane = row_of_lane * (32 * STEP) + quarter * 8;
 const uint turn = 32 * (row_of_lane & 3);
-const uint x_of_lane = staged_x + column * X_STRIDE + quarter * 16;
-const X* const direct_x = x + column * K + quarter * 16;
+const uint x_of_lane = staged_x + row_of_x * X_STRIDE + quarter * 16;
+const X* const direct_x = x + row_of_x * K + quarter * 16;
 uint stage = stages;
 int used = 0;
 
@@ -172,18 +175,18 @@ for (int round = 0; round < rounds; round++) {
   float extra[SHARE];
   UNROLL for (int i = 0; i < SHARE; i++) {
     const int element = i * TEAM_THREADS + within * 32 + lane;
-    const int n = first_row + element % 16;
+    const int n = first_row + element % TILE;
     extra[i] = 0.0f;
-    if (element < 16 * M && n < columns) {
+    if (element < TILE * M && n < columns) {
       if constexpr (RESIDUAL) {
-        extra[i] = static_cast<float>(residual[element / 16 * N0 + n]);
+        extra[i] = static_cast<float>(residual[element / TILE * N0 + n]);
       }
     }
   }
 
-  float total[MATRICES][4];
-  UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
-    UNROLL for (int i = 0; i < 4; i++) { total[matrix][i] = 0.0f; }
+  float total[SLICES][4];
+  UNROLL for (int slice = 0; slice < SLICES; slice++) {
+    UNROLL for (int i = 0; i < 4; i++) { total[slice][i] = 0.0f; }
   }
 
   for (int step = within; step < STEPS; step += WARPS) {
@@ -195,18 +198,19 @@ for (int round = 0; round < rounds; round++) {
         words[j][1] = load_eight(direct_x + group * 64 + 8);
       }
     }
-    float scale[MATRICES][2][STEP];
-    float offset[MATRICES][2][STEP];
+    float scale[SLICES][2][STEP];
+    float offset[SLICES][2][STEP];
     if constexpr (!STAGED_SCALES) {
-      UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
-        const S* const scales = MATRIX(scales, part, matrix);
-        const S* const biases = MATRIX(biases, part, matrix);
+      UNROLL for (int slice = 0; slice < SLICES; slice++) {
+        const S* const scales = MATRIX(scales, part, slice / TALL);
+        const S* const biases = MATRIX(biases, part, slice / TALL);
         UNROLL for (int half = 0; half < 2; half++) {
-          const int row = metal::min(first_row + row_of_lane + 8 * half, columns - 1);
+          const int line = first_row + slice % TALL * 16 + row_of_lane + 8 * half;
+          const int row = metal::min(line, columns - 1);
           UNROLL for (int j = 0; j < STEP; j++) {
             const int at = row * GROUPS + metal::min(step * STEP + j, GROUPS - 1);
-            scale[matrix][half][j] = static_cast<float>(scales[at]);
-            offset[matrix][half][j] = HAS_BIASES ? static_cast<float>(biases[at]) : 0.0f;
+            scale[slice][half][j] = static_cast<float>(scales[at]);
+            offset[slice][half][j] = HAS_BIASES ? static_cast<float>(biases[at]) : 0.0f;
           }
         }
       }
@@ -217,12 +221,12 @@ for (int round = 0; round < rounds; round++) {
     fetch();
 
     if constexpr (STAGED_SCALES) {
-      UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
+      UNROLL for (int slice = 0; slice < SLICES; slice++) {
         UNROLL for (int half = 0; half < 2; half++) {
-          const uint at = stage + matrix * MATRIX_BYTES + CODE_BYTES +
+          const uint at = stage + slice * SLICE_BYTES + CODE_BYTES +
                           (row_of_lane + 8 * half) * ROW_SCALES;
-          load_scales<S>(scale[matrix][half], at);
-          if constexpr (HAS_BIASES) { load_scales<S>(offset[matrix][half], at + 16 * ROW_SCALES); }
+          load_scales<S>(scale[slice][half], at);
+          if constexpr (HAS_BIASES) { load_scales<S>(offset[slice][half], at + 16 * ROW_SCALES); }
         }
       }
     }
@@ -240,19 +244,19 @@ for (int round = 0; round < rounds; round++) {
         float x_sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         add_words<X>(x_sum, low);
         add_words<X>(x_sum, high);
-        UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
-          const uint at = stage + matrix * MATRIX_BYTES + codes_of_lane + ((32 * j) ^ turn);
+        UNROLL for (int slice = 0; slice < SLICES; slice++) {
+          const uint at = stage + slice * SLICE_BYTES + codes_of_lane + ((32 * j) ^ turn);
           const auto upper = load_shared<Pack<uint, 2>>(at);
           const auto lower = load_shared<Pack<uint, 2>>(at + 8 * 32 * STEP);
           float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
           multiply_words<X>(dot, upper.v[0], lower.v[0], low);
           multiply_words<X>(dot, upper.v[1], lower.v[1], high);
           UNROLL for (int half = 0; half < 2; half++) {
-            const float s = scale[matrix][half][j];
-            const float b = HAS_BIASES ? metal::fma(-16.0f, s, offset[matrix][half][j])
+            const float s = scale[slice][half][j];
+            const float b = HAS_BIASES ? metal::fma(-16.0f, s, offset[slice][half][j])
                                        : -(16.0f + static_cast<float>(ZERO)) * s;
             UNROLL for (int i = 0; i < 2; i++) {
-              float& sum = total[matrix][2 * half + i];
+              float& sum = total[slice][2 * half + i];
               sum = metal::fma(s, dot[2 * half + i], metal::fma(b, x_sum[2 * half + i], sum));
             }
           }
@@ -263,12 +267,13 @@ for (int round = 0; round < rounds; round++) {
     stage = used % STAGES == 0 ? stages : stage + STAGE_BYTES;
   }
 
-  float* const own = sums + ((round % 2 * TEAMS + team) * MATRICES) * (WARPS * 16 * M);
-  UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
+  float* const own = sums + (round % 2 * TEAMS + team) * (SLICES * WARPS * 16 * M);
+  UNROLL for (int slice = 0; slice < SLICES; slice++) {
     UNROLL for (int i = 0; i < 4; i++) {
       const int m = 2 * quarter + i % 2;
+      const int column = slice % TALL * 16 + row_of_lane + i / 2 * 8;
       if (m < M) {
-        own[((matrix * WARPS + within) * M + m) * 16 + row_of_lane + i / 2 * 8] = total[matrix][i];
+        own[((slice / TALL * WARPS + within) * M + m) * TILE + column] = total[slice][i];
       }
     }
   }
@@ -281,18 +286,16 @@ for (int round = 0; round < rounds; round++) {
       (static_cast<int>(blockIdx.x) + round * static_cast<int>(gridDim.x)) * TEAMS + team;
   UNROLL for (int i = 0; i < SHARE; i++) {
     const int element = i * TEAM_THREADS + within * 32 + lane;
-    const int n = first_row + element % 16;
-    if (element < 16 * M && n < columns && tile < ALL_TILES) {
+    const int n = first_row + element % TILE;
+    if (element < TILE * M && n < columns && tile < ALL_TILES) {
       float result[MATRICES];
       UNROLL for (int matrix = 0; matrix < MATRICES; matrix++) {
         result[matrix] = 0.0f;
         UNROLL for (int other = 0; other < WARPS; other++) {
-          result[matrix] += own[(matrix * WARPS + other) * (16 * M) + element];
+          result[matrix] += own[(matrix * WARPS + other) * (TILE * M) + element];
         }
-        if (HAS_BIAS) {
-          if ((HAS_BIAS >> (MATRICES == 2 ? matrix : part)) % 2 == 1) {
-            result[matrix] += MATRIX_VALUE(bias, part, matrix, n);
-          }
+        if ((HAS_BIAS >> (MATRICES == 2 ? matrix : part)) % 2 == 1) {
+          result[matrix] += MATRIX_VALUE(bias, part, matrix, n);
         }
       }
       float value = result[0];
@@ -301,7 +304,7 @@ for (int round = 0; round < rounds; round++) {
       }
       if constexpr (SOFTCAP) { value = soft_cap(value, numbers[1]); }
       value += extra[i];
-      PART(y, part)[element / 16 * columns + n] = static_cast<T>(value);
+      PART(y, part)[element / TILE * columns + n] = static_cast<T>(value);
     }
   }
 }
