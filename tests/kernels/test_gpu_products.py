@@ -17,6 +17,7 @@ from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.products import Products
 from turbospark.kernels.gpu.target import BODIES
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
+from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
 
 ALL = frozenset(BODIES)
@@ -105,3 +106,16 @@ def test_wide_prefill_multiplies_densely(
         wanted = np.array(x) @ values.T + np.array(bias)
         np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-4)
     assert calls == ([4] if enabled else [4, 5, 9])
+
+
+def test_a_norm_too_wide_for_tensor_cores_is_launched_before_them() -> None:
+    built: list[str] = []
+    products = Products(replace(failing("", built, "recorded"), own="cuda"), ALL)
+    w = quantized(16, 16384, 4, 64)[0]
+    norm = Norm(None, 1e-6)
+    fused = products.fused("fused_projections", [w], [None], norm=norm)
+    assert fused is not None
+    assert fused(rows(1, 16384).astype(mx.float16), None, Phase.DECODE) is None
+    with pytest.raises(RuntimeError, match="refused"):
+        products.single(w, None)(rows(1, 16384).astype(mx.float16), Phase.DECODE)
+    assert built == ["int4_mma_1"]

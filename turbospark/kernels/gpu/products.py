@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -146,6 +147,8 @@ class Products:
         """The first body that serves; each is built and tried once for every size."""
         for name in self._bodies:
             if name == "int4_mma" and not int4_mma.takes(product, x.dtype):
+                if int4_mma.takes(replace(product, norm=None), x.dtype):
+                    return None  # a norm launched before it costs less than the next body
                 continue
             types = tuple(bias.dtype for bias in product.biases if bias is not None)
             weight = None if product.norm is None else product.norm.weight
