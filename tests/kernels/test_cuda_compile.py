@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from kernels.cases_gpu_attention import AttentionCase
+from kernels.cases_gpu_heads import CASES as HEAD_CASES
 from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
 from kernels.cuda_source import compile_source, recording, write_headers
@@ -69,6 +70,11 @@ LAUNCHES = {
     "one query": attention(IN_BF16),
     "eight queries and a window": attention(replace(IN_WINDOW, dtype=HALF, kv_dtype=HALF)),
     "wide heads": attention(AttentionCase(2, (8, 1), 512, end=200, boundary=0, tail=256)),
+    "many queries of narrow heads": attention(replace(IN_BF16, T=8, heads=(16, 2), D=64)),
+    "queries of heads of 192": attention(replace(IN_BF16, T=8, heads=(8, 2), D=192)),
+    "many queries of wide heads": attention(replace(IN_BF16, T=8, heads=(16, 2), D=512)),
+    "keys of another type": attention(replace(IN_BF16, T=8, kv_dtype=HALF)),
+    **{f"heads {case}": case.run for case in HEAD_CASES[3:6]},
 }
 
 
