@@ -274,3 +274,15 @@ def test_a_primed_state_is_as_one_that_is_not(drafter):
     assert_same_opinions(talk)
     with pytest.raises(ProducerError, match="31 tokens"):
         drafter.prime(talk.state, talk.ids[:-1], 4)
+
+
+def test_rows_that_come_without_a_rewind_replace_chained_ones(drafter):
+    if drafter.block_passes:
+        pytest.skip("a block leaves nothing to replace")
+    for anchor in (6, 7):
+        talk = Talk(drafter)
+        talk.feed(tokens(24))
+        drafter.step(talk.state, 6, 23)
+        drafter.step(talk.state, 8, 24)
+        talk.feed([anchor, 8, 3])
+        assert_same_opinions(talk)

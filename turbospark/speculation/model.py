@@ -105,8 +105,7 @@ class ModelState:
     def rewind(self, position: int, mark: ModelMark | None = None) -> None:
         """Forget the tokens from `position` on; the caches follow when they are next needed."""
         del self.ids[position:]
-        self.chain = []
-        self._agreed = min(self._agreed, len(self.ids))
+        self.end_chain()
         self.points = [point for point in self.points if point.position <= position]
         if mark is not None and mark.point.position <= position:
             self.points.append(mark.point)
@@ -133,6 +132,11 @@ class ModelState:
             )
         self.caches, self.fed, self.ids = caches, array("i", fed), array("i", ids)
         self.chain, self.points, self._agreed = [], [], 0
+
+    def end_chain(self) -> None:
+        """Forget the tokens of draft steps; what the caches hold of them is compared anew."""
+        self.chain = []
+        self._agreed = min(self._agreed, len(self.ids))
 
     def text(self, start: int) -> list[int]:
         """What stands from position `start` on, draft steps included."""
@@ -219,7 +223,7 @@ class ModelDrafter:
                 f"the draft model follows {known} tokens and was given those from {start} on; "
                 "rewind it first"
             )
-        state.chain.clear()
+        state.end_chain()
         state.ids.extend(ids[known:])
         if len(state.ids) - len(state.fed) >= CHUNK:
             self._read_up(state, len(state.ids) // CHUNK * CHUNK)
@@ -230,7 +234,7 @@ class ModelDrafter:
             raise ProducerError(
                 f"the draft model follows {len(state.ids)} tokens, other than the {len(ids)} given"
             )
-        state.chain.clear()
+        state.end_chain()
         self._read_up(state, len(state.ids))
 
     def step(self, state: ModelState, token: int, position: int) -> mx.array:
