@@ -13,6 +13,7 @@ from metal_emu import require_emulator
 from turbospark.caches.ring import RingCache
 from turbospark.errors import KernelError, OptionError
 from turbospark.kernels.attention import attend_reference
+from turbospark.kernels.gpu import attention_prefill
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.target import BODIES, GpuKernels
 from turbospark.kernels.select import choose_kernels
@@ -128,6 +129,22 @@ def test_prefill_attention_equals_the_reference(count: int, window: int, with_si
     assert attend is not None
     found = attend(q, cache, Phase.PREFILL)
     wanted = attend_reference(q, cache.rows(), 0.3, window, sinks)
+    np.testing.assert_allclose(np.array(found), np.array(wanted), atol=1e-5)
+
+
+@pytest.mark.parametrize(("head_dim", "window"), [(256, None), (32, 40), (136, 7)])
+def test_prefill_in_blocks_equals_the_reference(
+    head_dim: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_prefill, "SCORES", 1)
+    cache = RingCache(1, head_dim, max_context=500, window=window or 400, slack=50)
+    values = rows(99, head_dim).reshape(99, 1, head_dim)
+    cache.append(values[:59], 2 * values[:59])
+    cache.append(values[59:], 2 * values[59:])
+    q = rows(37, 3 * head_dim, seed=3).reshape(37, 3, head_dim)
+    sinks = rows(1, 3)[0]
+    found = attention_prefill.attention_prefill(q, cache.rows(), 0.1, window, sinks)
+    wanted = attend_reference(q, cache.rows(), 0.1, window, sinks)
     np.testing.assert_allclose(np.array(found), np.array(wanted), atol=1e-5)
 
 

@@ -5,6 +5,11 @@ import mlx.core as mx
 from turbospark.kernels.attention import first_key
 from turbospark.kernels.kv_rows import KVRows
 
+FUSED_HEAD_DIM = 128
+"""Wider heads, and masks, may make MLX write all scores to memory."""
+SCORES = 1 << 26
+"""Scores in memory at a time; the queries are fed in blocks that keep to it."""
+
 
 def attention_prefill(
     q: mx.array,
@@ -31,20 +36,32 @@ def attention_prefill(
     T, Hq, D = q.shape
     begin = first_key(rows, T, window)
     k, v = (_positions(rows, name, begin).astype(q.dtype) for name in ("k", "v"))  # [Hkv, n, D]
-    out = mx.fast.scaled_dot_product_attention(
-        q.swapaxes(0, 1)[None],
-        k[None],
-        v[None],
-        scale=scale,
-        mask="causal" if window is None else _window_mask(T, begin, rows.end, window),
-        sinks=None if sinks is None else sinks.astype(q.dtype),
-    )  # [1, Hq, T, D]
-    return mx.reshape(out[0].swapaxes(0, 1), (T, Hq * D))
+    sinks = None if sinks is None else sinks.astype(q.dtype)
+    block = T
+    if D > FUSED_HEAD_DIM or window is not None:
+        block = max(16, SCORES // (Hq * k.shape[1]))
+    parts: list[mx.array] = []
+    for row in range(0, T, block):
+        count, position = min(block, T - row), rows.end - T + row
+        low = begin if window is None else max(begin, position + 1 - window)
+        seen = slice(low - begin, position + count - begin)
+        out = mx.fast.scaled_dot_product_attention(
+            q[row : row + count].swapaxes(0, 1)[None],
+            k[None, :, seen],
+            v[None, :, seen],
+            scale=scale,
+            mask="causal" if window is None else _window_mask(count, low, position, window),
+            sinks=sinks,
+        )  # [1, Hq, count, D]
+        parts.append(mx.reshape(out[0].swapaxes(0, 1), (count, Hq * D)))
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _window_mask(T: int, begin: int, end: int, window: int) -> mx.array:
-    keys, queries = mx.arange(begin, end), mx.arange(end - T, end)[:, None]
-    return (keys <= queries) & (keys > queries - window)  # [T, n]
+def _window_mask(count: int, low: int, position: int, window: int) -> mx.array:
+    """Which keys from `low` on the queries from `position` on see: [count, n]."""
+    end = position + count
+    keys, queries = mx.arange(low, end), mx.arange(position, end)[:, None]
+    return (keys <= queries) & (keys > queries - window)
 
 
 def _positions(rows: KVRows, name: str, begin: int) -> mx.array:
