@@ -123,10 +123,12 @@ def test_a_last_message_may_be_sent_anew_to_recurrent_layers_too(tmp_path: Path)
     chat.send("a question " * 5, max_tokens=7)
     chat.save(tmp_path / "a")
     restored = ENGINES["recurrent"]().load_session(tmp_path / "a")
-    prompt = chat.runner.session.fed_ids.ids[:110]
-    here, there = (each.runner.try_reuse_prefix([*prompt, 1]) for each in (chat, restored))
-    assert there.tokens == here.tokens > 30
-    assert there.reason == here.reason
+    restored.save(tmp_path / "b")
+    again = ENGINES["recurrent"]().load_session(tmp_path / "b")
+    prompt = [*chat.runner.session.fed_ids.ids[:110], 1]
+    here, *there = (each.runner.try_reuse_prefix(prompt) for each in (chat, restored, again))
+    assert here.tokens > 30
+    assert there == [here, here]
     assert state(restored)[1:] == state(chat)[1:]
 
 
