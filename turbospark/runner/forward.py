@@ -73,7 +73,9 @@ def advance(
     return output
 
 
-def launch(model: CausalModel, session: Session, token: mx.array) -> ForwardOutput:
+def launch(
+    model: CausalModel, session: Session, token: mx.array, drafter: Drafter
+) -> ForwardOutput:
     """Begin a decode pass over one token [1] int32; the caches advance, nothing is evaluated.
 
     Raises:
@@ -84,7 +86,14 @@ def launch(model: CausalModel, session: Session, token: mx.array) -> ForwardOutp
         raise ContextLengthError(f"{session!r} is full; load with a larger max_context")
     with tainting(session, f"the forward pass over token {session.position}"):
         session.epoch += 1
-        return model(token, session.caches, phase=Phase.DECODE, logits="last")
+        return model(
+            token,
+            session.caches,
+            phase=Phase.DECODE,
+            logits="last",
+            taps=drafter.taps,
+            hidden=drafter.hidden,
+        )
 
 
 def commit(

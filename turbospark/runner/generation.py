@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.runner.admission import check_budget, check_ids, check_stop_ids
+from turbospark.runner.ahead import decode_ahead
 from turbospark.runner.drafting import choose_policy, open_drafting
 from turbospark.runner.loops import Prefilled, decode, prefill
 from turbospark.runner.options import CallOptions
@@ -17,6 +18,7 @@ from turbospark.runner.runner import Runner
 from turbospark.runner.sink import FinishReason, TokenSink
 from turbospark.runner.speculative import Drafting
 from turbospark.runner.token_step import NOTHING_DRAFTED, Step
+from turbospark.sampling.device import DevicePicker, serves
 from turbospark.sampling.select import Chooser, check_callable
 from turbospark.speculation.adaptive import BlockPolicy
 
@@ -133,7 +135,11 @@ def run(
     if fed.logits is None:
         yield report.cancelled()
         return
-    steps = decode(runner, fed.logits, generation.chooser, generation.sink, drafting)
+    chooser, sink = generation.chooser, generation.sink
+    if drafting is None and runner.steps_ahead and serves(chooser):
+        steps = decode_ahead(runner, fed.logits, DevicePicker(chooser), sink)
+    else:
+        steps = decode(runner, fed.logits, chooser, sink, drafting)
     live = _Suspended(runner, steps)
     try:
         while True:

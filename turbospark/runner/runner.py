@@ -120,7 +120,7 @@ class Runner(TargetRunner):
         """
         self._check_start([0], base)
         session = self.session
-        output = launch(self.model, session, token)
+        output = launch(self.steps, session, token, self.drafter)
         session.open_round = OpenRound(session.epoch, base)
         assert output.logits is not None
         return Verified(output.logits, output, session.epoch)

@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from turbospark.caches.step import StepCache, StepState
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.protocols import CausalModel, ForwardOutput, LogitRows, Phase, RowInputs
 
@@ -22,6 +24,20 @@ class _Wish(NamedTuple):
     taps: tuple[int, ...]
     hidden: bool
     record: bool
+
+
+def compiled_steps(model: CausalModel) -> CausalModel:
+    """The model as a runner calls it: all runners of a model share its graphs.
+
+    On a CPU a unit is one call of a host kernel, and there is nothing to compile.
+    """
+    if on_cpu() or not isinstance(model, nn.Module):
+        return model
+    known = getattr(model, "_compiled_steps", None)
+    if known is None:
+        known = CompiledModel(cast("CausalModel", model))
+        object.__setattr__(model, "_compiled_steps", known)
+    return known
 
 
 class CompiledModel:

@@ -12,6 +12,7 @@ from turbospark.errors import ProducerError
 from turbospark.protocols import CausalModel, Drafter, ForwardOutput, LogitRows, Phase, Reuse
 from turbospark.runner.forward import advance, commit, last_row
 from turbospark.runner.refusals import Traits, refusal
+from turbospark.runner.step import CompiledModel, compiled_steps
 from turbospark.sessions.pool import SessionPool
 from turbospark.sessions.session import Session
 from turbospark.speculation.adaptive import BlockPolicy
@@ -36,6 +37,7 @@ class TargetRunner:
         lock: held while a step of a generation runs; runners that share one take turns.
 
     Attributes:
+        steps: the model as passes call it: compiled on a GPU.
         lock: see above; any one thread at a time may drive a runner.
         block_policy: what its generations have learnt about how many tokens to draft.
     """
@@ -51,6 +53,7 @@ class TargetRunner:
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.model = model
+        self.steps = compiled_steps(model)
         self.pool = SessionPool(lambda: pool, live=pool) if isinstance(pool, Session) else pool
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.prefer_reuse = prefer_reuse
@@ -80,6 +83,11 @@ class TargetRunner:
             draft_off=self._traits.draft_off or self.session.draft_off,
             prompt_vision=self._vision is not None,
         )
+
+    @property
+    def steps_ahead(self) -> bool:
+        """Whether a pass is better begun before the host has seen its token."""
+        return isinstance(self.steps, CompiledModel)
 
     def begin_turn(self) -> int:
         """Announce a generation; those before it may not go on.
@@ -228,5 +236,5 @@ class TargetRunner:
     def _pass(
         self, tokens: Sequence[int], phase: Phase, logits: LogitRows, *, record: bool = False
     ) -> ForwardOutput:
-        model, session, drafter = self.model, self.session, self.drafter
+        model, session, drafter = self.steps, self.session, self.drafter
         return advance(model, session, tokens, drafter, phase=phase, logits=logits, record=record)
