@@ -110,6 +110,8 @@ class CausalModel(Protocol):
     """A family's model: arithmetic only. It keeps nothing between calls.
 
     `vocab_size` bounds the token ids it takes; `max_position` is the trained length, if any.
+    A model that cannot do it all says so: `takes_chunks = False` where a prompt goes in token by
+    token, `records_rows = False` where its recurrent layers cannot be cut short after a pass.
     """
 
     @property
