@@ -92,6 +92,18 @@ def test_a_head_in_a_file_of_its_own_is_read(tmp_path):
     assert first_row(load_drafter(file, load(trunk))) < 2e-5
 
 
+def test_a_folder_of_a_head_needs_no_config(raw, tmp_path):
+    folder = write_head(tmp_path / "head", prefix="mtp.", baked=False)
+    (folder / "config.json").unlink()
+    assert first_row(load_drafter(folder, raw)) < 2e-5
+
+
+def test_a_file_that_is_no_head_is_refused_by_its_tensors(raw, tmp_path):
+    file = write_blocks(tmp_path / "blocks") / "model.safetensors"
+    with pytest.raises(CheckpointError, match="are not those of the model"):
+        load_drafter(file, raw)
+
+
 def test_sanitizing_a_head_twice_is_sanitizing_it_once(raw):
     head = load_drafter("mtp", raw).head
     arrays = load_drafter_golden("qwen3_5_mtp").weights

@@ -21,6 +21,7 @@ from turbospark.speculation.mtp import MTPDrafter
 WIDTH = 96  # of the golden trunk
 VOCAB = 60  # ids that every drafter here knows
 CONTEXT = 640
+SHALLOW: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2}
 PROBE = (11, 5, 17)  # tokens that opinions are asked along
 
 
@@ -33,7 +34,7 @@ def drafters() -> dict[str, Any]:
         "dflash1": DFlashDrafter(drafter_module("dflash1"), slack=5),
         "llama": ModelDrafter(tiny_model("llama"), 67),
         "windowed": ModelDrafter(tiny_model("mistral"), 67),
-        "recurrent": ModelDrafter(tiny_model("qwen3_5"), 67),
+        "recurrent": ModelDrafter(tiny_model("qwen3_5", **SHALLOW), 67),
     }
 
 

@@ -181,9 +181,9 @@ def test_bytes_are_counted(drafter):
     assert drafter.new_state(CONTEXT).nbytes == 0
 
 
-def test_what_is_not_finite_is_refused_by_name(drafter):
-    if drafter.name == "model":
-        pytest.skip("a draft model reads no rows of the target")
+@pytest.mark.parametrize("name", ["mtp", "dflash2", "dflash1"])  # those that read the target
+def test_what_is_not_finite_is_refused_by_name(name):
+    drafter = DRAFTERS[name]
     talk = Talk(drafter)
     talk.feed(tokens(7))
     talk.ids.append(3)
@@ -276,9 +276,9 @@ def test_a_primed_state_is_as_one_that_is_not(drafter):
         drafter.prime(talk.state, talk.ids[:-1], 4)
 
 
-def test_rows_that_come_without_a_rewind_replace_chained_ones(drafter):
-    if drafter.block_passes:
-        pytest.skip("a block leaves nothing to replace")
+@pytest.mark.parametrize("name", ["mtp", "llama", "windowed", "recurrent"])
+def test_rows_that_come_without_a_rewind_replace_chained_ones(name):
+    drafter = DRAFTERS[name]
     for anchor in (6, 7):
         talk = Talk(drafter)
         talk.feed(tokens(24))

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -86,7 +86,7 @@ def load_drafter(
             "draft='dflash' does not say which: give the path or Hub id of the block drafter's "
             "checkpoint"
         )
-    if Path(draft).suffix == ".safetensors" and Path(draft).is_file():
+    if _is_bare_head(Path(draft)):
         return _head_of(target, Path(draft), wish)
     source = resolve_source(draft, revision=revision, local_files_only=local_files_only)
     return _from_checkpoint(source, target, wish, progress)
@@ -107,13 +107,25 @@ def _from_checkpoint(
         raw = configs.read_json(source.path / "config.json")
         if raw.get("dflash_config") is not None:
             return _block_drafter(target, source.path, raw, wish)
-        if any(name.endswith(_SIGN) for name in _file_names(source.path)):
+        if _is_head(_file_names(source.path)):
             return _head_of(target, source.path, wish)
     opened = open_checkpoint(source)
     check_same_tokens(target.tokenizer, opened.tokenizer)
     set_weights(opened, Handling(on_cpu(), None if opened.is_quantized else wish), progress)
     bind_units(opened.model, target.kernels)
     return ModelDrafter(cast("Any", opened.model), target.model.vocab_size)
+
+
+def _is_bare_head(path: Path) -> bool:
+    """Whether a path is a file of weights, or a folder of a head without a config.json."""
+    if path.suffix == ".safetensors" and path.is_file():
+        return True
+    bare = path.is_dir() and not (path / "config.json").exists()
+    return bare and any(path.glob("*.safetensors")) and _is_head(_file_names(path))
+
+
+def _is_head(names: Iterable[str]) -> bool:
+    return any(name.endswith(_SIGN) for name in names)
 
 
 def _file_names(folder: Path) -> list[str]:
