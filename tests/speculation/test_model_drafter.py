@@ -117,3 +117,15 @@ def test_logits_that_are_not_finite_are_refused():
     talk.feed(tokens(12))
     with pytest.raises(NonFiniteError, match="draft model's row of logits at position 13"):
         talk.drafter.step(talk.state, 5, 11)
+
+
+def test_a_text_read_again_from_its_middle_ends_its_passes_there_too():
+    counting = Counting(tiny_model("llama"))
+    talk = Talk(ModelDrafter(counting, 67))
+    talk.feed(tokens(300))
+    talk.round(3, 1, 1)
+    talk.back(100)
+    counting.passes.clear()
+    talk.feed(tokens(200, seed=1))
+    talk.round(3, 1, 1)
+    assert counting.passes == [CHUNK - 100, 300 - CHUNK, 1]
