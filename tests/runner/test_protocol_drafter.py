@@ -356,6 +356,25 @@ def test_a_point_ahead_is_refused(recurrent: int) -> None:
     assert runner.session.fed_ids.ids == A[:4]
 
 
+@pytest.mark.parametrize("recurrent", [0, 1])
+def test_a_point_before_tokens_that_count_takes_their_record_back_too(recurrent: int) -> None:
+    runner = drafting(recurrent=recurrent, checkpoint_every=1)
+    turn(runner, A)
+    point = runner.checkpoint()
+    for position in (len(A), len(A) + 1):
+        runner.produce(20, position)
+    runner.session.pending = 21
+    rows = runner.session.drafter_state.covered
+    runner.rollback(point)
+    assert runner.session.fed_ids.ids == A
+    assert runner.session.text_ids == A
+    assert all(kept.position <= len(A) for kept in runner.session.checkpoints.all)
+    assert runner.session.drafter_state.covered == rows  # the drafter is taken back by itself
+    runner.rewind_drafter(len(A))
+    invariant(runner)
+    assert row(runner.produce(30, len(A))) == expected(runner.model, [*A, 30])  # type: ignore[arg-type]
+
+
 def test_drafting_off_the_cursor_is_refused() -> None:
     runner = drafting()
     turn(runner, A)
