@@ -311,6 +311,34 @@ def test_structured_text_full_of_short_matches_is_not_bent_by_them(least: int, b
     assert steps[-1].drafts.accepted > 20
 
 
+class Watched(AdaptiveBlock):
+    """Two proposals at every other step, and a record of what it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.told: list[tuple[int, int]] = []
+
+    def choose(self) -> int:
+        return 2 * (len(self.told) % 2)
+
+    def note_plain(self, seconds: float) -> None:
+        assert seconds > 0.0
+        self.told.append((0, 0))
+
+    def note_round(self, drafted: int, accepted: int, seconds: float) -> None:
+        assert seconds > 0.0
+        self.told.append((drafted, accepted))
+
+
+def test_the_controller_is_told_of_every_pass() -> None:
+    policy = Watched()
+    Run(speculator("perfect"), policy, tokens=13).tokens()
+    assert policy.told == [(0, 0), (2, 2)] * 3
+    policy = Watched()
+    Run(speculator("useless"), policy, tokens=6).tokens()
+    assert policy.told == [(0, 0), (2, 0), (0, 0), (1, 0), (0, 0)]
+
+
 def test_times_are_the_loops_own_and_none_is_lost() -> None:
     run = Run(speculator("alternating"), 3)
     assert all(step.seconds > 0.0 for step in run.steps)

@@ -83,11 +83,6 @@ class Chooser:
         self._sampler = sampler
 
     @property
-    def has_law(self) -> bool:
-        """Whether tokens are drawn from a distribution that is known: no custom sampler does."""
-        return self._sampler is None
-
-    @property
     def is_plain(self) -> bool:
         """Whether tokens come from the raw logits by the built-in sampling alone."""
         return self._sampler is None and not self._processors and not self._bias

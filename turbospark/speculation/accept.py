@@ -20,7 +20,6 @@ from turbospark.sampling.ranking import Scores
 from turbospark.sampling.select import Choice, Chooser
 from turbospark.sampling.shaping import Distribution
 from turbospark.sampling.uniform import ACCEPTANCE, PROPOSAL, RESIDUAL
-from turbospark.sampling.view import as_numpy
 
 _LEAST_RESIDUAL = 1e-12
 
@@ -111,11 +110,8 @@ class MatchAcceptance:
     def propose(self, logits: mx.array, history: Sequence[int], prompt_tokens: int) -> Proposal:
         """The token that the target would choose from these logits."""
         chooser = self._chooser
-        scores = chooser.score(logits, history)
-        if chooser.has_law:
-            return Proposal(chooser.pick(scores, history, prompt_tokens))
-        # A sampler of the caller's may count its calls: it sees the target's rows alone.
-        return Proposal(int(np.argmax(as_numpy(scores))))
+        # A sampler of the caller's is not asked: it may count its calls.
+        return Proposal(chooser.pick(chooser.score(logits, history), history, prompt_tokens))
 
     def judge(
         self, row: mx.array, proposal: Proposal, history: Sequence[int], prompt_tokens: int
@@ -159,9 +155,10 @@ def choose_acceptance(chooser: Chooser, *, block_passes: bool) -> Acceptance:
 
     Args:
         chooser: the generation's. A seed asks for the very text of plain decoding, which only a
-            match gives; without one the law is all that is promised.
+            match gives; without one the law is all that is promised. A sampler of the caller's
+            has no temperature beside it.
         block_passes: whether whole blocks are proposed, of which no law is known.
     """
     config = chooser.config
-    drawn = config.temperature > 0.0 and config.seed is None and chooser.has_law
+    drawn = config.temperature > 0.0 and config.seed is None
     return MatchAcceptance(chooser) if block_passes or not drawn else RejectionAcceptance(chooser)
