@@ -9,7 +9,7 @@ import numpy as np
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.delta_net import DeltaRows, check_delta_weights
-from turbospark.kernels.host.library import Host, address, check_columns, readable, result
+from turbospark.kernels.host.library import Host, Outputs, address, check_columns, readable
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState
 from turbospark.kernels.weights import DeltaWeights
 from turbospark.protocols import Phase
@@ -57,6 +57,10 @@ class DeltaStep:
         arrays = (None if array is None else address(array) for array in self._kept)
         self._plan = _Plan(host.threads, *sizes, heads.taps, *arrays, weights.norm.eps)
         self._plan_at = ctypes.addressof(self._plan)
+        Hk, Hv = heads.num_key_heads, heads.num_value_heads
+        self._plain = Outputs((heads.values,))
+        noted = ((Hk, heads.key_dim), (Hv, heads.value_dim), (Hv,), (Hv,))
+        self._recorded = Outputs((heads.values,), *noted)
         self._step = _function(host, "ts_delta_net")
         self._fold = _function(host, "ts_delta_fold")
 
@@ -74,16 +78,15 @@ class DeltaStep:
         arrays = [inputs.qkv, inputs.z, inputs.b, inputs.a, *state]
         given = [readable(array) for array in arrays]
         after = tuple(_fresh(array.shape) for array in state)
-        out = np.empty((T, heads.values), np.float32)
-        noted = self._noted(T) if record else []
-        places = [address(array) for array in (*after, out, *noted)]
-        self._step(
-            self._plan_at, _pack(*(at for _, at in given), *places, *[0] * (7 - len(places)), T)
-        )
+        place = (self._recorded if record else self._plain).take(T)
+        written = [address(array) for array in (*after, *place.parts)]
+        unused = [0] * (7 - len(written))
+        self._step(self._plan_at, _pack(*(at for _, at in given), *written, *unused, T))
         if not record:
-            return result(out), after, None
-        k, v, decay, beta = map(result, noted)
-        return result(out), after, DeltaRows(state, given[0][0], k, v, decay, beta, self.fold)
+            (out,) = self._plain.finish(place)
+            return out, after, None
+        out, k, v, decay, beta = self._recorded.finish(place)
+        return out, after, DeltaRows(state, given[0][0], k, v, decay, beta, self.fold)
 
     def fold(self, rows: DeltaRows) -> mx.array:
         """The fast weights after recorded rows, bit for bit as a step leaves them."""
@@ -94,16 +97,6 @@ class DeltaStep:
         places = [state_at, 0, address(after), 0, *(at for _, at in given), rows.rows]
         self._fold(self._plan_at, _pack(*unused, *places))
         return after
-
-    def _noted(self, T: int) -> list[np.ndarray]:
-        heads = self._heads
-        shapes = (
-            (T, heads.num_key_heads, heads.key_dim),
-            (T, heads.num_value_heads, heads.value_dim),
-            (T, heads.num_value_heads),
-            (T, heads.num_value_heads),
-        )
-        return [np.empty(shape, np.float32) for shape in shapes]
 
 
 def _function(host: Host, name: str) -> Any:
