@@ -353,6 +353,7 @@ def test_parked_conversations_count_against_the_budget_too() -> None:
 
 def test_two_threads_interleave_two_conversations() -> None:
     engine = scripted_engine(ScriptedModel(recurrent=1))
+    assert engine.session("one").runner.lock is engine.session("two").runner.lock
     messages = [f"turn {turn}" for turn in range(6)]
 
     def texts(chat: Any, found: list[Any]) -> None:

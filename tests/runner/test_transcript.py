@@ -6,17 +6,20 @@ from turbospark.runner.transcript import shown_ids
 from turbospark.testing import ByteTokenizer
 
 
+PAIRS = {300: b"ab", 301: b"b\xc3"}
+
+
 class Pairs(ByteTokenizer):
-    """Spells "ab" as 300 where it decodes, and never encodes it so."""
+    """Has tokens of two bytes where it decodes, and never encodes so."""
 
     def decode(self, ids, skip_special_tokens=True):
-        plain = [part for token in ids for part in (list(b"ab") if token == 300 else [token])]
+        plain = [part for token in ids for part in PAIRS.get(token, [token])]
         return super().decode(plain, skip_special_tokens)
 
     def detokenizer(self):
         inner = super().detokenizer()
         add = inner.add
-        inner.add = lambda token: add(97) + add(98) if token == 300 else add(token)
+        inner.add = lambda token: "".join(map(add, PAIRS.get(token, [token])))
         return inner
 
 
@@ -30,6 +33,8 @@ class Pairs(ByteTokenizer):
         ([300, *"é".encode(), 33], "abé", [300, *"é".encode()]),
         ([300, "é".encode()[0], 33], "ab", [300]),
         ([300, 99], "", []),
+        ([97, 301, 33], "ab", [97, 98]),
+        ([97, 301, 0xA9, 33], "abé", [97, 301, 0xA9]),
     ],
 )
 def test_the_tokens_within_are_kept_and_the_rest_is_encoded(tokens, shown, expected):

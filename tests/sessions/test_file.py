@@ -115,6 +115,20 @@ def test_a_full_disk_leaves_the_old_file(saved: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
+def test_the_new_file_takes_the_place_of_the_old_one_in_one_step(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: Path, __: Path) -> Path:
+        assert read_file(saved)[0] == VALUES
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(OptionError, match="Input/output error"):
+        write_file(saved, {}, {})
+    assert read_file(saved)[0] == VALUES
+    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+
+
 def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(saved: Path) -> None:
     with pytest.raises(OptionError, match="not JSON serializable"):
         write_file(saved, {"messages": [{"content": object()}]}, {})
