@@ -1,6 +1,5 @@
 """Checkpoint names of the qwen3_5 family, raw or converted, as the model's own."""
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,13 +7,13 @@ import mlx.core as mx
 
 from families.qwen3_5.config import Qwen3_5Config, Qwen3_5MoeConfig
 from turbospark.kernels.weights import Weight
-from turbospark.nn.weights import split_heads, split_rows, stack_matrices, text_weights
+from turbospark.nn.expert_weights import expert_weights
+from turbospark.nn.weights import split_heads, text_weights
 
 BESIDE_TEXT = ("vision_tower", "visual", "mtp")
 OFFSET_NORMS = (
     "input_layernorm.weight", "post_attention_layernorm.weight", "q_norm.weight", "k_norm.weight",
 )  # fmt: skip
-_EXPERT = re.compile(r"(?P<stem>.+\.mlp)\.experts\.(?P<index>\d+)\.(?P<leaf>\w+_proj)\.weight")
 
 
 def is_raw(weights: Mapping[str, Any]) -> bool:
@@ -57,43 +56,12 @@ def layer_weights(config: Qwen3_5Config, weights: Mapping[str, Any]) -> dict[str
             q, gate = split_heads(name, value, config.num_attention_heads)
             found[name] = q
             found[name.replace("q_proj", "gate_proj")] = gate
-        elif ".mlp." in name:
-            found.update(_expert(name, value))
         else:
             found[name] = value
     if isinstance(config, Qwen3_5MoeConfig):
-        return _stacked(found, config.num_experts)
+        return expert_weights(found, config.num_experts)
     return found
 
 
 def _holds_gate(config: Qwen3_5Config, q: Weight) -> bool:
     return q.shape[0] == 2 * config.num_attention_heads * config.head_dim
-
-
-def _expert(name: str, value: Any) -> dict[str, Any]:
-    """A tensor of a layer's experts under this model's name; others as they are."""
-    name = name.replace(".mlp.switch_mlp.", ".mlp.experts.")
-    head, marker, leaf = name.rpartition(".mlp.experts.")
-    leaf = leaf.removesuffix(".weight")
-    if not marker or "." in leaf:
-        return {name: value}
-    if leaf == "gate_up_proj":
-        gate, up = split_rows(name, value)
-        stem = f"{head}{marker}"
-        return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
-    return {f"{head}{marker}{leaf}.weight": value}
-
-
-def _stacked(weights: dict[str, Any], num_experts: int) -> dict[str, Any]:
-    """Matrices that stand alone for every expert, joined where the set is complete."""
-    alone: dict[str, dict[int, str]] = {}
-    for name in weights:
-        match = _EXPERT.fullmatch(name)
-        if match:
-            stem = f"{match['stem']}.experts.{match['leaf']}.weight"
-            alone.setdefault(stem, {})[int(match["index"])] = name
-    for stem, names in alone.items():
-        if sorted(names) == list(range(num_experts)):
-            parts = [weights.pop(names[index]) for index in range(num_experts)]
-            weights[stem] = stack_matrices(stem, parts)
-    return weights

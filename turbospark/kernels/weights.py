@@ -90,3 +90,16 @@ class DeltaWeights:
 
 
 Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """A gate that meets its `up` half: (up + 1) * gate * sigmoid(alpha * gate), both clamped.
+
+    Attributes:
+        alpha: steepness of the sigmoid.
+        limit: the gate's upper bound (it has no lower one), and the bound of |up|.
+    """
+
+    alpha: float
+    limit: float

@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from turbospark.kernels import target
 from turbospark.kernels.attention import attend_reference, attend_step_reference
@@ -81,8 +82,23 @@ class HeadNormRope(Unit):
         return rope_reference(heads, self._rope, offset)  # [T, Hq, D]
 
 
+class Sinks(nn.Module):
+    """One score a query head that joins the head's softmax and adds no value."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.weight = mx.zeros((num_heads,))
+
+
 class Attend(Unit):
-    """Causal attention over a cache that already holds the queries' own rows."""
+    """Causal attention over a cache that already holds the queries' own rows.
+
+    Args:
+        heads: of the layer.
+        scale: factor of the scores.
+        window: keys a query sees, its own included; None for all.
+        sinks: of the layer's heads, where a family has them.
+    """
 
     def __init__(
         self,
@@ -90,13 +106,14 @@ class Attend(Unit):
         *,
         scale: float,
         window: int | None = None,
-        sinks: mx.array | None = None,
+        sinks: Sinks | None = None,
     ) -> None:
         self._heads, self._scale, self._window, self._sinks = heads, scale, window, sinks
         self._run: target.Attend | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        self._run = kernels.attend(self._heads, self._scale, self._window, self._sinks)
+        sinks = None if self._sinks is None else self._sinks.weight
+        self._run = kernels.attend(self._heads, self._scale, self._window, sinks)
         self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
@@ -107,7 +124,8 @@ class Attend(Unit):
     def reference(self, q: mx.array, cache: RowStore, phase: Phase) -> mx.array:
         rows = cache.rows()
         attend = attend_step_reference if isinstance(rows, StepRows) else attend_reference
-        return attend(q, cast(Any, rows), self._scale, self._window, self._sinks)
+        sinks = None if self._sinks is None else self._sinks.weight
+        return attend(q, cast(Any, rows), self._scale, self._window, sinks)
 
 
 def _value(norm: RMSNorm | None) -> Norm | None:

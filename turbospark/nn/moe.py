@@ -6,11 +6,11 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from turbospark.kernels.activations import activate_reference
+from turbospark.kernels.activations import gated_reference
 from turbospark.kernels.quantized_matmul import compute_dtype, dequantize_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import KernelSet
-from turbospark.kernels.weights import Activation, QuantizedWeight, Weight
+from turbospark.kernels.weights import Activation, ClampedSwiGLU, QuantizedWeight, Weight
 from turbospark.nn.linear import Linear, Matrix, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections
@@ -19,13 +19,18 @@ from turbospark.protocols import Phase
 
 
 class Experts(nn.Module):
-    """The weights of E gated MLPs, stacked: gate and up [E, I, C], down [E, C, I]."""
+    """The weights of E gated MLPs, stacked: gate and up [E, I, C], down [E, C, I].
 
-    def __init__(self, num_experts: int, dims: int, hidden_dims: int) -> None:
+    With `bias` each has one row of it an expert: [E, I] and [E, C].
+    """
+
+    def __init__(
+        self, num_experts: int, dims: int, hidden_dims: int, *, bias: bool = False
+    ) -> None:
         super().__init__()
-        self.gate_proj = Matrix(num_experts, hidden_dims, dims)
-        self.up_proj = Matrix(num_experts, hidden_dims, dims)
-        self.down_proj = Matrix(num_experts, dims, hidden_dims)
+        self.gate_proj = Matrix(num_experts, hidden_dims, dims, bias=bias)
+        self.up_proj = Matrix(num_experts, hidden_dims, dims, bias=bias)
+        self.down_proj = Matrix(num_experts, dims, hidden_dims, bias=bias)
 
 
 class Router(nn.Module):
@@ -46,7 +51,7 @@ class Router(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainRouter:
-    """A router that is a matrix [E, C] of the layer and nothing else."""
+    """A router that is a matrix [E, C] of the layer, with or without a bias, and nothing else."""
 
     norm: RMSNorm
     proj: Linear
@@ -69,9 +74,9 @@ class SharedExpert:
 class RoutedExperts(Unit):
     """post_norm(sum of w_r * expert_r(norm(h)) over the k experts that the router ranks first).
 
-    The weights are the softmax over all experts, cut to the k largest, divided by their sum, and
-    then multiplied by the experts' own scales. The sum runs in rank order; of equal scores the
-    lower expert ranks first. A shared expert is added to the sum.
+    The weights are the softmax over all experts, cut to the k largest, divided by their sum
+    unless `renormalise` is false, and then multiplied by the experts' own scales. The sum runs in
+    rank order; of equal scores the lower expert ranks first. A shared expert is added to the sum.
     """
 
     def __init__(
@@ -80,13 +85,14 @@ class RoutedExperts(Unit):
         experts: Experts,
         *,
         top_k: int,
-        activation: Activation,
+        activation: Activation | ClampedSwiGLU,
         norm: RMSNorm,
+        renormalise: bool = True,
         post_norm: RMSNorm | None = None,
         shared: SharedExpert | None = None,
     ) -> None:
         self._router, self._experts, self._top_k = router, experts, top_k
-        self._activation: Activation = activation
+        self._activation, self._renormalise = activation, renormalise
         self._norm, self._post_norm, self._shared = norm, post_norm, shared
         gates = [] if shared is None else [shared.gate]
         self._scores = NormedProjections(router.norm, [router.proj, *gates])
@@ -97,7 +103,9 @@ class RoutedExperts(Unit):
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Rows h [T, C] -> [T, C], to be added to h."""
         scores, *gates = self._scores(h, phase)  # [T, E], and [T, 1] of a shared expert
-        ids, weights = route_reference(scores, self._top_k, self._router.expert_scale)
+        ids, weights = route_reference(
+            scores, self._top_k, self._router.expert_scale, renormalise=self._renormalise
+        )
         y = rms_norm_reference(h, self._norm.value)
         out = self._mix(y, ids, weights)
         if self._shared is not None:
@@ -107,11 +115,9 @@ class RoutedExperts(Unit):
 
     def _mix(self, y: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
         experts, rows = self._experts, y[:, None, None]  # [T, 1, 1, C]
-        gate = activate_reference(
-            expert_matmul_reference(rows, experts.gate_proj.value, ids), self._activation
-        )
-        hidden = gate * expert_matmul_reference(rows, experts.up_proj.value, ids)  # [T, k, 1, I]
-        outs = expert_matmul_reference(hidden, experts.down_proj.value, ids)[:, :, 0]
+        gate = _project(rows, experts.gate_proj, ids)  # [T, k, 1, I]
+        hidden = gated_reference(gate, _project(rows, experts.up_proj, ids), self._activation)
+        outs = _project(hidden, experts.down_proj, ids)[:, :, 0]
         total = weights[:, :1] * outs[:, 0]
         for rank in range(1, self._top_k):
             total = total + weights[:, rank : rank + 1] * outs[:, rank]
@@ -119,7 +125,11 @@ class RoutedExperts(Unit):
 
 
 def route_reference(
-    scores: mx.array, top_k: int, expert_scale: mx.array | None = None
+    scores: mx.array,
+    top_k: int,
+    expert_scale: mx.array | None = None,
+    *,
+    renormalise: bool = True,
 ) -> tuple[mx.array, mx.array]:
     """Rank experts and weigh the first ones.
 
@@ -127,6 +137,7 @@ def route_reference(
         scores: [T, E].
         top_k: experts a row.
         expert_scale: [E], multiplied after the weights of a row were made to sum to 1.
+        renormalise: make them sum to 1; else they are shares among all experts.
 
     Returns:
         ids [T, k] in rank order, the lower expert first among equals; weights [T, k] float32.
@@ -135,23 +146,38 @@ def route_reference(
     # A stable sort of the negated scores: equal ones stay in the order of their ids.
     ids = mx.argsort(-scores, axis=-1)[:, :top_k]
     shares = mx.take_along_axis(mx.softmax(scores, axis=-1), ids, axis=-1)
-    weights = shares / shares.sum(axis=-1, keepdims=True)
+    weights = shares / shares.sum(axis=-1, keepdims=True) if renormalise else shares
     return ids, weights if expert_scale is None else weights * expert_scale[ids]
 
 
-def expert_matmul_reference(x: mx.array, w: Weight, ids: mx.array) -> mx.array:
-    """Multiply every row by the matrices of its experts; in float32 on a CPU.
+def expert_matmul_reference(
+    x: mx.array, w: Weight, ids: mx.array, bias: mx.array | None = None
+) -> mx.array:
+    """Multiply every row by the matrices of its experts, and add their biases.
+
+    In float32 on a CPU, where a row's result is the same whatever rows stand beside it.
 
     Args:
         x: [T, 1 or k, 1, K].
         w: [E, N, K], quantized or dense.
         ids: [T, k] experts of each row.
+        bias: [E, N], or None.
 
     Returns:
         [T, k, 1, N].
     """
     dtype = compute_dtype(x)
-    x = x.astype(dtype)
+    y = _expert_products(x.astype(dtype), w, ids)
+    return y if bias is None else y + bias.astype(dtype)[ids][:, :, None]
+
+
+def _project(x: mx.array, matrix: Matrix, ids: mx.array) -> mx.array:
+    bias = cast("mx.array | None", cast(Any, matrix).get("bias"))
+    return expert_matmul_reference(x, matrix.value, ids, bias)
+
+
+def _expert_products(x: mx.array, w: Weight, ids: mx.array) -> mx.array:
+    dtype = x.dtype
     if not isinstance(w, QuantizedWeight) or w.group_size == 16:  # MLX has no groups of 16
         dense = dequantize_reference(w).astype(dtype)
         return mx.gather_mm(x, dense.swapaxes(-1, -2), rhs_indices=ids)
