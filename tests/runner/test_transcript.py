@@ -5,7 +5,6 @@ import pytest
 from turbospark.runner.transcript import shown_ids
 from turbospark.testing import ByteTokenizer
 
-
 PAIRS = {300: b"ab", 301: b"b\xc3"}
 
 
