@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from runner.turns import expected, invariant, row, start, turn
@@ -333,21 +334,22 @@ def test_rows_taken_back_without_their_recurrent_state_are_not_the_same_text() -
         runner.produce(9, 5)
 
 
-def test_the_state_of_a_chunk_is_computed_with_it() -> None:
+def test_the_state_of_a_pass_is_computed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state that waits for the next pass would hold on to all of this one."""
+    runner = scripted_runner(ScriptedModel(recurrent=2))
+    computed: list[int] = []
+    monkeypatch.setattr(mx, "eval", lambda *arrays: computed.extend(map(id, arrays)))
+    for feed in (runner.produce_prefill, runner.produce):
+        feed(1, runner.session.position)
+        assert {id(state) for state in states(runner)} <= set(computed)
+
+
+def test_the_end_of_a_turn_is_kept() -> None:
     runner = scripted_runner(ScriptedModel(recurrent=1))
-    asked: list[int] = []
-    cache = runner.session.caches[2]
-
-    class Watched(type(cache)):  # type: ignore[misc]
-        @property
-        def state(self) -> Any:
-            asked.append(self.offset)
-            return super().state
-
-    cache.__class__ = Watched
-    runner.produce_prefill(1, 0)
-    assert asked[-1] == 1
+    ids = turn(runner, A, 5).ids
+    longer = turn(runner, [*ids, *range(100, 130)], 2).ids
+    done = turn(runner, [*longer[: len(ids) + 5], 90, 91])
+    assert done.reuse.tokens == len(ids)
 
 
 def test_a_prompts_end_is_kept_a_little_before_it() -> None:

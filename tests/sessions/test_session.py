@@ -4,6 +4,7 @@ import pytest
 
 from turbospark.errors import ProducerError, RewindError
 from turbospark.sessions.checkpoints import Checkpoints
+from turbospark.sessions.prefix import Decision
 from turbospark.sessions.session import OpenRound, Session
 from turbospark.testing import ScriptedCache, ScriptedDrafter, ScriptedModel, scripted_runner
 
@@ -97,6 +98,18 @@ def test_a_rewind_that_the_drafter_cannot_follow_turns_drafting_off() -> None:
     session.drafter_state = session.make_drafter_state()  # type: ignore[misc]
     session.rewind_to(2)
     assert "cannot follow from position 2" in session.draft_off
+
+
+@pytest.mark.parametrize(("seen", "left"), [(8, 0), (4, 0), (3, 0), (2, 2)])
+def test_drafting_off_keeps_only_rows_before_what_was_taken_back(seen: int, left: int) -> None:
+    model = ScriptedModel()
+    runner = scripted_runner(model, ScriptedDrafter(model.logits_of, block_passes=True))
+    runner.prefill_chunk(range(8), 0)
+    session = runner.session
+    session.drafter_state.rewind(seen)
+    session.take_back(Decision(3, "", draft_off="because"))
+    assert session.draft_off == "because"
+    assert session.drafter_state.cursor == left
 
 
 def test_every_move_counts() -> None:
