@@ -8,6 +8,11 @@ METAL_FUNC uint halves_of(int high, uint a, uint b) {
   return high == 0 ? (a & 0xffffu) | (b << 16) : (a >> 16) | (b & 0xffff0000u);
 }
 
+template <typename T>
+METAL_FUNC Pack<uint, 4> load_eight(const device T* p) {
+  return {{word_of(p[0], p[1]), word_of(p[2], p[3]), word_of(p[4], p[5]), word_of(p[6], p[7])}};
+}
+
 template <int N, typename T>
 METAL_FUNC Pack<uint, N> load_words(const device T* p) {
   return *reinterpret_cast<const device Pack<uint, N>*>(p);

@@ -36,6 +36,15 @@ FUNC uint halves_of(int high, uint a, uint b) {
   return __byte_perm(a, b, high == 0 ? 0x5410u : 0x7632u);
 }
 
+// Eight 16-bit floats from any address, two a word.
+template <typename T>
+FUNC Pack<uint, 4> load_eight(const T* p) {
+  if (VECTOR_ALIGNED(p, 16)) {
+    return *reinterpret_cast<const Pack<uint, 4>*>(p);
+  }
+  return {{word_of(p[0], p[1]), word_of(p[2], p[3]), word_of(p[4], p[5]), word_of(p[6], p[7])}};
+}
+
 // N words from an address that is a multiple of their size. They are not read again soon.
 template <int N, typename T>
 FUNC Pack<uint, N> load_words(const T* p) {

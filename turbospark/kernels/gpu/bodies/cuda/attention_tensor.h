@@ -55,15 +55,11 @@ if (low < high) {
     const int half_row = part / 32 % 2;
     const int block = part / 64 % (D / 32);
     const int i = first_query + part / (2 * D) * 16 + half_row * 8 + part % 32 / 4;
-    T values[8];
-    UNROLL for (int x = 0; x < 8; x++) { values[x] = static_cast<T>(0.0f); }
+    Pack<uint, 4> words = {{0u, 0u, 0u, 0u}};
     if (i < M * SHARE) {
       const int head = kv_head * SHARE + i % SHARE;
-      const GLOBAL T* from = q + ((i / SHARE) * HEADS + head) * D + block * 32 + part % 4 * 8;
-      UNROLL for (int x = 0; x < 8; x++) { values[x] = from[x]; }
+      words = load_eight(q + ((i / SHARE) * HEADS + head) * D + block * 32 + part % 4 * 8);
     }
-    Pack<uint, 4> words;
-    UNROLL for (int x = 0; x < 4; x++) { words.v[x] = word_of(values[2 * x], values[2 * x + 1]); }
     query_parts[part] = words;
   }
 
