@@ -1,5 +1,7 @@
 """A verify of qwen3_5 cut short: state and tail as if nothing had been drafted, bit for bit."""
 
+import functools
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -21,12 +23,27 @@ PROMPT, DRAFTED = 12, 6
 pytestmark = pytest.mark.skipif(not on_cpu(), reason="bits are promised on a CPU")
 
 
+@functools.cache
+def built(name, kernels, weights):
+    golden = load_golden(name)
+    return build_model(golden.config, weights(golden), KERNELS[kernels])
+
+
+@functools.cache
+def prompted(name, kernels, weights):
+    model = built(name, kernels, weights)
+    caches = model.make_caches(64, 9)
+    feed(model, load_golden(name).tokens[:PROMPT], [PROMPT], caches=caches)
+    return caches
+
+
 class Run:
     """A prompt fed, six rows verified, of which the first `keep` are kept."""
 
     def __init__(self, name, kernels, keep, weights=float_weights):
         self.golden = load_golden(name)
-        self.model = build_model(self.golden.config, weights(self.golden), kernels)
+        self.model = built(name, kernels, weights)
+        self._prompt = lambda: [cache.fork() for cache in prompted(name, kernels, weights)]
         self.caches = self._prompt()
         self.point = checkpoint(self.caches)
         rows = self.golden.tokens[PROMPT : PROMPT + DRAFTED].copy()
@@ -34,11 +51,6 @@ class Run:
         step = mx.array(rows)
         self.out = self.model(step, self.caches, phase=Phase.DECODE, logits="all", record=True)
         self.keep = keep
-
-    def _prompt(self):
-        caches = self.model.make_caches(64, 9)
-        feed(self.model, self.golden.tokens[:PROMPT], [PROMPT], caches=caches)
-        return caches
 
     def rest(self, caches):
         """Logits of nine further tokens, one by one."""
@@ -57,7 +69,7 @@ class Run:
 @pytest.mark.parametrize("keep", range(1, DRAFTED + 1))
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 def test_state_and_tail_are_those_of_never_having_drafted(name, keep, weights, kernels):
-    run = Run(name, KERNELS[kernels], keep, weights)
+    run = Run(name, kernels, keep, weights)
     retain(run.caches, run.point, keep, run.out.row_inputs)
     plain = run.never_drafted()
     for ours, theirs in zip(run.caches, plain, strict=True):
@@ -69,7 +81,7 @@ def test_state_and_tail_are_those_of_never_having_drafted(name, keep, weights, k
 @pytest.mark.parametrize("kernels", sorted(KERNELS))
 @pytest.mark.parametrize("forgotten", ["tail", "weights", "both"])
 def test_a_state_that_is_only_half_restored_shows(forgotten, kernels):
-    run = Run("qwen3_5", KERNELS[kernels], 2)
+    run = Run("qwen3_5", kernels, 2)
     after = {i: cache.state for i, cache in enumerate(run.caches) if cache.recurrent}
     retain(run.caches, run.point, 2, run.out.row_inputs)
     for i, (tail, weights) in after.items():
@@ -80,7 +92,7 @@ def test_a_state_that_is_only_half_restored_shows(forgotten, kernels):
 
 
 def test_row_inputs_of_another_pass_give_another_state():
-    run = Run("qwen3_5", KERNELS["reference"], 2)
+    run = Run("qwen3_5", "reference", 2)
     first = run.out.row_inputs[0]
     other = run.model(
         mx.array(run.golden.tokens[:DRAFTED]), run.caches, phase=Phase.DECODE, record=True
@@ -89,7 +101,7 @@ def test_row_inputs_of_another_pass_give_another_state():
 
 
 def test_a_kept_reference_outlives_the_passes_after_it():
-    run = Run("qwen3_5", KERNELS["reference"], 3)
+    run = Run("qwen3_5", "reference", 3)
     held = [np.array(part) for state in run.point.recurrent.values() for part in state]
     run.rest(run.caches)
     again = [np.array(part) for state in run.point.recurrent.values() for part in state]
