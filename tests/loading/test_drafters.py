@@ -304,6 +304,12 @@ def test_a_draft_model_with_other_tokens_is_refused(raw, tmp_path):
         load_drafter(folder, raw)
 
 
+def test_a_draft_model_without_rows_for_its_tokens_is_refused(raw, tmp_path):
+    folder = write_tiny_checkpoint(tmp_path / "small", vocab_size=200)
+    with pytest.raises(OptionError, match="has 200 rows for the 259 tokens"):
+        load_drafter(folder, raw)
+
+
 def test_a_path_that_leads_nowhere_is_refused(raw, tmp_path):
     with pytest.raises(SourceError, match="no such file or folder"):
         load_drafter(tmp_path / "nothing", raw)

@@ -15,7 +15,7 @@ class Counting:
 
     def __init__(self, model):
         self.model, self.passes, self.broken = model, list[int](), False
-        self.num_layers = model.num_layers
+        self.num_layers, self.vocab_size = model.num_layers, model.vocab_size
 
     def make_caches(self, max_context, slack):
         return self.model.make_caches(max_context, slack)
@@ -98,6 +98,13 @@ def test_logits_of_padding_fall_away_and_missing_ones_are_hopeless():
     assert np.array_equal(rows[75][:67], rows[67])
     assert (rows[75][67:] < -1e29).all()
     assert np.isfinite(rows[75]).all()
+
+
+def test_tokens_beyond_the_draft_models_table_are_read_as_some_other():
+    talk = Talk(ModelDrafter(tiny_model("llama"), 90))
+    talk.ids = [*tokens(12), 88]
+    talk.drafter.observe(talk.state, talk.ids, 0, None)
+    assert np.isfinite(np.array(talk.drafter.step(talk.state, 89, 12))).all()
 
 
 def test_a_failed_pass_is_named_and_the_next_one_reads_anew(counting, talk):

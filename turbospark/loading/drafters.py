@@ -21,7 +21,7 @@ from turbospark.loading.quantized import assemble
 from turbospark.loading.safetensors import read_slots
 from turbospark.loading.source import Source, resolve_source
 from turbospark.nn.unit import bind_units
-from turbospark.protocols import Drafter, DrafterBuilder
+from turbospark.protocols import CausalModel, Drafter, DrafterBuilder
 from turbospark.registry import resolve_family
 from turbospark.speculation.dflash import Blocks, DFlashDrafter
 from turbospark.speculation.model import ModelDrafter
@@ -111,9 +111,15 @@ def _from_checkpoint(
             return _head_of(target, source.path, wish)
     opened = open_checkpoint(source)
     check_same_tokens(target.tokenizer, opened.tokenizer)
+    model = cast("CausalModel", opened.model)
+    if model.vocab_size < target.tokenizer.vocab_size:
+        raise OptionError(
+            f"the draft model {source.path} has {model.vocab_size} rows for the "
+            f"{target.tokenizer.vocab_size} tokens of its tokenizer: its files are not of one model"
+        )
     set_weights(opened, Handling(on_cpu(), None if opened.is_quantized else wish), progress)
     bind_units(opened.model, target.kernels)
-    return ModelDrafter(cast("Any", opened.model), target.model.vocab_size)
+    return ModelDrafter(model, target.model.vocab_size)
 
 
 def _is_bare_head(path: Path) -> bool:

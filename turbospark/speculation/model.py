@@ -117,10 +117,12 @@ class ModelDrafter:
         Raises:
             ProducerError: it failed; the caches are empty and will be filled anew.
         """
-        last = self.model.num_layers - 1
+        last, known = self.model.num_layers - 1, self.model.vocab_size
+        # A token that only the target's padding has can cost a proposal, and nothing else.
+        ids = [token if token < known else 0 for token in tokens]
         try:
             output = self.model(
-                mx.array(tokens, mx.int32),
+                mx.array(ids, mx.int32),
                 state.caches,
                 phase=phase,
                 logits="last" if head else "none",
