@@ -192,8 +192,10 @@ def test_an_unknown_tensor_stays_for_the_loader_to_report(model):
 
 WINDOWED = {
     "mistral": {"num_hidden_layers": 1},
+    "mixtral": {"num_hidden_layers": 1},
     "qwen2": {"num_hidden_layers": 1, "max_window_layers": 0},
     "qwen3": {"num_hidden_layers": 1, "max_window_layers": 0},
+    "qwen3_moe": {"num_hidden_layers": 1, "use_sliding_window": True, "sliding_window": WINDOW},
     "gemma3_text": {"num_hidden_layers": 1},
 }
 

@@ -27,6 +27,14 @@ _QWEN = _LLAMA | {
     "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1,
     "tie_word_embeddings": True,
 }  # fmt: skip
+_MIXTRAL = _LLAMA | {
+    "num_local_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 13,
+    "sliding_window": WINDOW,
+}  # fmt: skip
+_QWEN3_MOE = _LLAMA | {
+    "num_hidden_layers": 3, "num_experts": 7, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 11, "mlp_only_layers": [1], "tie_word_embeddings": True,
+}  # fmt: skip
 _QWEN3_5 = _LLAMA | {
     "num_hidden_layers": 4, "full_attention_interval": 3, "linear_num_key_heads": 3,
     "linear_num_value_heads": 6, "linear_key_head_dim": 7, "linear_value_head_dim": 5,
@@ -44,8 +52,10 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma4_text": _GEMMA4,
     "llama": _LLAMA | {"attention_bias": True, "mlp_bias": True},
     "mistral": _LLAMA | {"sliding_window": WINDOW},
+    "mixtral": _MIXTRAL,
     "qwen2": _QWEN,
     "qwen3": _QWEN,
+    "qwen3_moe": _QWEN3_MOE,
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": _QWEN3_5_MOE,
     "qwen3_5_moe_text": _QWEN3_5_MOE,

@@ -175,6 +175,25 @@ def layer_schedule(
     return tuple(schedule)
 
 
+def expert_count(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with its number of experts under `num_local_experts`.
+
+    transformers writes `num_local_experts` where some published files say `num_experts`.
+
+    Raises:
+        ConfigError: both are there and differ.
+    """
+    found = dict(raw)
+    if "num_experts" in found:
+        count = found.pop("num_experts")
+        if found.setdefault("num_local_experts", count) != count:
+            raise ConfigError(
+                f"config.json: num_experts={count!r} and "
+                f"num_local_experts={found['num_local_experts']!r} disagree"
+            )
+    return found
+
+
 def refuse(raw: Mapping[str, Any], name: str, *allowed: Any, why: str) -> None:
     """Refuse a value that the family does not implement; an absent key and null always pass.
 
