@@ -9,6 +9,8 @@ from kernels.body_lint import RULES, Body
 from kernels.cases_gpu import EMULATION
 
 from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS, TENSOR
+from turbospark.kernels.gpu.delta_net import RECORD as DELTA_NET
+from turbospark.kernels.gpu.delta_scan import FILTER, GATE, SCAN
 from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
 from turbospark.kernels.gpu.int4_product import kernel_of
 from turbospark.kernels.gpu.int4_rows import KERNEL as INT4_ROWS
@@ -22,6 +24,7 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - partials: an output of attention_partials, rows of D floats;
 # - x, weight and residual of rms_norm are passed on only where rows are multiples of 8;
+# - state, q and k of delta_scan: whole arrays of rows of Dk floats, Dk a multiple of 4;
 # - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4.
 KERNELS = {
     "int4_gemv": (kernel_of("int4_gemv", 3), {"x", "norm_weight"}, {"codes"}),
@@ -30,6 +33,10 @@ KERNELS = {
     "attention_partials": (PARTIALS, {"q", "sealed_k", "sealed_v", "tail_k", "tail_v"}, {"row"}),
     "attention_combine": (COMBINE, {"partials"}, {"partials"}),
     "head_norm_rope": (HEAD_NORM_ROPE, {"tail_k", "tail_v"}, {"tail_k", "tail_v"}),
+    "delta_net": (DELTA_NET, {"qkv", "tail", "conv", "state"}, set()),
+    "delta_filter": (FILTER, {"qkv", "tail", "conv"}, set()),
+    "delta_scan": (SCAN, {"state", "q", "k"}, {"q", "k"}),
+    "delta_gate": (GATE, set(), set()),
 }
 
 # Bodies of NVIDIA GPUs alone, and the rules that hold there too.

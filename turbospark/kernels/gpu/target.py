@@ -9,6 +9,7 @@ from turbospark.errors import OptionError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.gpu import head_norm_rope
 from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads
+from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.int4_product import takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
@@ -41,6 +42,7 @@ BODIES = (
     "rms_norm",
     "head_norm_rope",
     "attention_decode",
+    "delta_net",
 )
 """What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
@@ -102,8 +104,10 @@ class GpuKernels:
         return bind_heads(unit, self._target)
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
-        """None: recurrent layers run MLX's operations."""
-        return None
+        """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
+        if "delta_net" not in self._enabled:
+            return None
+        return bind_delta_net(heads, weights, self._target)
 
     def normed_projections(
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]

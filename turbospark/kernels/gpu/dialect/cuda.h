@@ -3,6 +3,7 @@
 #define FUNC __device__ __forceinline__
 #define GLOBAL
 #define SHARED __shared__
+#define WIDE_SHARED __align__(16) __shared__
 #define SHARED_PTR
 #define TABLE __constant__
 #define UNROLL _Pragma("unroll")
@@ -65,6 +66,7 @@ FUNC int max(int a, int b) { return a > b ? a : b; }
 FUNC int min(int a, int b) { return a < b ? a : b; }
 namespace precise {
 FUNC float exp(float x) { return expf(x); }
+FUNC float log(float x) { return logf(x); }
 FUNC float cos(float x) { return cosf(x); }
 FUNC float sin(float x) { return sinf(x); }
 FUNC float tanh(float x) { return tanhf(x); }
