@@ -191,6 +191,7 @@ def test_an_unknown_tensor_stays_for_the_loader_to_report(model):
 
 
 WINDOWED = {
+    "gpt_oss": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1},
     "mixtral": {"num_hidden_layers": 1},
     "qwen2": {"num_hidden_layers": 1, "max_window_layers": 0},

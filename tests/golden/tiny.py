@@ -35,6 +35,10 @@ _QWEN3_MOE = _LLAMA | {
     "num_hidden_layers": 3, "num_experts": 7, "num_experts_per_tok": 3,
     "moe_intermediate_size": 11, "mlp_only_layers": [1], "tie_word_embeddings": True,
 }  # fmt: skip
+_GPT_OSS = _LLAMA | {
+    "num_hidden_layers": 3, "intermediate_size": 11, "num_local_experts": 7,
+    "num_experts_per_tok": 3, "sliding_window": WINDOW, "swiglu_limit": 0.3,
+}  # fmt: skip
 _QWEN3_5 = _LLAMA | {
     "num_hidden_layers": 4, "full_attention_interval": 3, "linear_num_key_heads": 3,
     "linear_num_value_heads": 6, "linear_key_head_dim": 7, "linear_value_head_dim": 5,
@@ -50,6 +54,7 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma3_text": _GEMMA3,
     "gemma4": _GEMMA4,
     "gemma4_text": _GEMMA4,
+    "gpt_oss": _GPT_OSS,
     "llama": _LLAMA | {"attention_bias": True, "mlp_bias": True},
     "mistral": _LLAMA | {"sliding_window": WINDOW},
     "mixtral": _MIXTRAL,

@@ -63,6 +63,25 @@ def rows_of(weight: Weight, start: int, end: int) -> Weight:
     return _by_parts([weight], lambda parts: mx.contiguous(parts[0][..., start:end, :]))
 
 
+def alternate_rows(name: str, weight: Weight) -> list[Weight]:
+    """Cut a matrix [..., N, K] whose rows belong in turn to two matrices: [..., N / 2, K] each.
+
+    Args:
+        name: the tensor, for the message.
+        weight: dense or quantized.
+
+    Raises:
+        CheckpointError: their number is odd.
+    """
+    if weight.shape[-2] % 2:
+        raise CheckpointError(f"{name} has {weight.shape[-2]} rows, which are not two matrices'")
+
+    def side(start: int) -> Weight:
+        return _by_parts([weight], lambda parts: mx.contiguous(parts[0][..., start::2, :]))
+
+    return [side(0), side(1)]
+
+
 def split_heads(name: str, weight: Weight, num_heads: int) -> list[Weight]:
     """Cut a matrix [N, K] whose rows are pairs of equal blocks, one pair a head, into two.
 
