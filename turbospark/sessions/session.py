@@ -42,6 +42,7 @@ class Session:
         checkpoints: keeps those of recurrent layers; by default with the default budget.
 
     Attributes:
+        recurrent: whether there are caches that go back to checkpoints alone.
         drafter_state: what the drafter remembers; None where no drafter is open.
         draft_off: why this conversation is not drafted for now; an empty string where it is.
         pending: the last generated token, which belongs to the text and was not fed.
@@ -85,11 +86,6 @@ class Session:
         """Bytes of the caches, the drafter's state and the checkpoints."""
         drafter = 0 if self.drafter_state is None else self.drafter_state.nbytes
         return sum(cache.nbytes for cache in self.caches) + drafter + self.checkpoints.nbytes
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether there are caches that go back to checkpoints alone."""
-        return any(cache.recurrent for cache in self.caches)
 
     @property
     def max_rewind(self) -> int:
@@ -162,7 +158,7 @@ class Session:
     def keep_checkpoint(self, *, ends_prompt: bool = False) -> None:
         """Keep this position for recurrent layers, where there are any and nothing is open."""
         trusted = not self.fed_ids.tainted and self.open_round is None
-        if not (self.checkpoints.budget and trusted and self.recurrent):
+        if not (self.recurrent and self.checkpoints.budget and trusted):
             return
         state = None if self.draft_off else self.drafter_state
         mark = None if state is None else state.mark()
@@ -195,6 +191,7 @@ class Session:
 
     def _begin(self) -> None:
         self.caches = self._make_caches()
+        self.recurrent = any(cache.recurrent for cache in self.caches)
         make = self.make_drafter_state
         self.drafter_state: Any = None if make is None else make()
         self.draft_off = ""
