@@ -11,7 +11,13 @@ from runner.turns import expected, invariant, row, start, turn
 from turbospark.errors import ProducerError
 from turbospark.runner.loops import prefill
 from turbospark.runner.runner import Runner
-from turbospark.testing import ScriptedModel, ScriptedProducer, hashed_logits, scripted_runner
+from turbospark.testing import (
+    ScriptedModel,
+    ScriptedProducer,
+    hashed_logits,
+    scripted_engine,
+    scripted_runner,
+)
 
 A = [1, 2, 3, 4, 5, 6, 7, 8]
 
@@ -386,3 +392,40 @@ def test_a_new_turn_closes_the_one_left_between_two_tokens() -> None:
     runner.close_at_next_turn(None)
     runner.begin_turn()
     assert closed == ["first"]
+
+
+def test_what_a_step_calls_cannot_drive_the_same_session() -> None:
+    """Else a prompt could go on in the middle of another text."""
+    engine = scripted_engine()
+    caught: list[str] = []
+
+    def again(*_given: Any) -> None:
+        with pytest.raises(ProducerError, match="in the midst of a step") as refused:
+            engine.generate("another", max_tokens=2)
+        caught.append(str(refused.value))
+        assert len(engine.session().send("on its own", max_tokens=2).token_ids) == 2
+
+    def process(_tokens: Any, logits: Any) -> Any:
+        again()
+        return logits
+
+    plain = engine.generate("hello there", max_tokens=3)
+    for options in ({"prompt_progress_callback": again}, {"logits_processors": [process]}):
+        given = scripted_engine().generate("hello there", max_tokens=3)
+        assert engine.generate("hello there", max_tokens=3, **options) == given == plain
+    assert len(caught) == 5
+    assert engine.generate("hello there", max_tokens=3) == plain
+
+
+def test_a_step_that_fails_leaves_the_session_free() -> None:
+    runner = scripted_runner()
+
+    def fail() -> None:
+        with runner.stepping():
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    runner.begin_turn()
+    with runner.stepping(), pytest.raises(ProducerError, match="midst of a step"):
+        runner.begin_turn()

@@ -23,6 +23,7 @@ MOVES: list[tuple[dict[str, Any], set[str]]] = [
     ({"rewind_bound": 9}, set()),
     ({"rewind_bound": 8}, DRAFTS),
     ({"rewind_bound": 8, "max_block": 7}, set()),
+    ({"rewind_bound": 0}, {*DRAFTS, "launch"}),
     ({"max_block": 99}, set()),
     ({"draft_off": "because"}, {*DRAFTS, "prime_drafter", "rewind_drafter"}),
     ({"block_passes": True}, {"draft_step"}),

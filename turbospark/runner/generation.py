@@ -114,7 +114,8 @@ def run(
     """Run an admitted generation; one response a token.
 
     Closing the iterator leaves the session with the prompt and the tokens fed so far. A later
-    generation on the same runner ends this one: its next step raises ProducerError.
+    generation on the same runner ends this one: its next step raises ProducerError. What a step
+    calls (samplers, callbacks) cannot drive the same runner.
 
     Args:
         runner: advanced.
@@ -124,12 +125,13 @@ def run(
     began = time.perf_counter()
     with runner.lock:
         turn = runner.begin_turn()
-        fed = prefill(
-            runner,
-            generation.prompt,
-            chunk=generation.chunk,
-            progress=generation.options.prompt_progress_callback,
-        )
+        with runner.stepping():
+            fed = prefill(
+                runner,
+                generation.prompt,
+                chunk=generation.chunk,
+                progress=generation.options.prompt_progress_callback,
+            )
         drafting, off_reason = open_drafting(runner, generation.chooser, generation.policy)
     report = _Reporter(generation, fed, began, drafting, off_reason)
     if fed.logits is None:
@@ -143,7 +145,7 @@ def run(
     live = _Suspended(runner, steps)
     try:
         while True:
-            with runner.lock:
+            with runner.lock, runner.stepping():
                 runner.check_turn(turn)
                 step = next(steps, None)
                 if step is None:

@@ -84,6 +84,11 @@ def _no_slack(traits: Traits) -> str | None:
     )
 
 
+def _no_step_back(traits: Traits) -> str | None:
+    no_slack = "its sliding windows cannot take back a token; load with a ring_slack of 1 or more"
+    return no_slack if traits.rewind_bound == 0 else None
+
+
 def _no_reuse(traits: Traits) -> str | None:
     return None if traits.reuse else "prefix reuse is off"
 
@@ -101,6 +106,7 @@ TABLE: Mapping[str, tuple[Rule, ...]] = {
     "draft_block": (_no_drafter, _no_rows, _no_slack, _no_blocks),
     "prime_drafter": (_no_drafter,),
     "rewind_drafter": (_no_drafter,),
+    "launch": (_no_step_back,),
     "rollback_retaining": (_no_rows,),
 }
 """Method to what may forbid it, the weightiest first. What is not here is never refused."""

@@ -1,8 +1,8 @@
 """The producer that a model and its sessions make together: reuse, taint, plain passes."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -65,6 +65,7 @@ class TargetRunner:
         self._vision: Mapping[int, Any] | None = None
         self._turn = 0
         self._suspended: Callable[[], None] | None = None
+        self._stepping = False
         self._equip()
 
     def __repr__(self) -> str:
@@ -87,13 +88,18 @@ class TargetRunner:
     @property
     def steps_ahead(self) -> bool:
         """Whether a pass is better begun before the host has seen its token."""
-        return isinstance(self.steps, CompiledModel)
+        served = refusal("launch", self._traits) is None
+        return served and isinstance(self.steps, CompiledModel)
 
     def begin_turn(self) -> int:
         """Announce a generation; those before it may not go on.
 
         One that was left between two of its tokens is closed first, so that no round is open.
+
+        Raises:
+            ProducerError: this is called from inside a step of it; nothing has moved.
         """
+        self._check_idle()
         close, self._suspended = self._suspended, None
         if close is not None:
             close()
@@ -108,6 +114,20 @@ class TargetRunner:
                 "this generation was ended by a later one on the same session; use a session "
                 "of its own for each text that runs beside another"
             )
+
+    @contextmanager
+    def stepping(self) -> Generator[None]:
+        """Around every step of a generation: what it calls may not drive this runner.
+
+        Raises:
+            ProducerError: a step is running already.
+        """
+        self._check_idle()
+        self._stepping = True
+        try:
+            yield
+        finally:
+            self._stepping = False
 
     def close_at_next_turn(self, close: Callable[[], None] | None) -> None:
         """Say how the generation that runs now is closed; None once it has ended."""
@@ -191,6 +211,13 @@ class TargetRunner:
         if is_final and keeps and split <= 0:
             session.keep_checkpoint(ends_prompt=True)
         return logits
+
+    def _check_idle(self) -> None:
+        if self._stepping:
+            raise ProducerError(
+                f"{self!r} is in the midst of a step: what a generation calls cannot drive the "
+                "same session; use a session of its own for a text inside another"
+            )
 
     def _equip(self) -> None:
         """Give a session that was opened without the drafter a state of it."""
