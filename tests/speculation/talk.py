@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from golden.drafter_fixtures import drafter_module
+from golden.fixtures import kernel_sets
 from golden.tiny import tiny_model
 
 from turbospark.protocols import ForwardOutput
@@ -27,7 +28,9 @@ PROBE = (11, 5, 17)  # tokens that opinions are asked along
 
 def drafters() -> dict[str, Any]:
     """One drafter of every kind, over tiny random weights."""
-    return {
+    host = kernel_sets().get("host")
+    written_in_place = {"mtp on the host": MTPDrafter(drafter_module("qwen3_5_mtp", host))}
+    return (written_in_place if host else {}) | {
         "mtp": MTPDrafter(drafter_module("qwen3_5_mtp")),
         "mtp of experts": MTPDrafter(drafter_module("qwen3_5_moe_mtp")),
         "dflash2": DFlashDrafter(drafter_module("dflash2"), slack=5),
