@@ -143,6 +143,8 @@ def stream_generate(
         )
     if session is not None:
         _refuse_said_again(session, ids)
+    if session is not None:
+        session.settle()  # a reply left standing on it is text, as far as it was given
     drafter = _drafter_of(read.draft_model, model, tokenizer, session)
     runner = _new_runner(model, serving, session, drafter, reuse=session is not None)
     text = ids if session is None else [*session.text_ids, *ids]

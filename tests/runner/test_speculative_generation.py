@@ -172,6 +172,41 @@ def test_whatever_number_of_proposals_stays_states_and_logits_are_those_of_plain
         }
 
 
+@pytest.mark.parametrize("given", [1, 2, 4])
+def test_a_reply_left_standing_by_another_runner_of_the_session_is_text_as_far_as_given(
+    given: int,
+) -> None:
+    whole = text(make(None)).token_ids
+    first = make("perfect")
+    responses = stream(first, draft_block=4)
+    for _ in range(given):
+        next(responses)
+    session = first.session
+    session.settle()
+    said = [*PROMPT, *whole[:given]]
+    assert session.text_ids == said
+    second = Runner(first.model, session, first.drafter, prefix_reuse=True)
+    out = text(second, [*said, 3], draft_block=4)
+    assert out.reused_tokens == len(said) - 1
+    assert out.token_ids == text(make(None), [*said, 3]).token_ids
+    with pytest.raises(ProducerError, match="ended by a later use"):
+        next(responses)
+    assert session.text_ids == [*said, 3, *out.token_ids]
+
+
+def test_two_runners_of_a_session_never_meet_in_an_open_round() -> None:
+    first = make("perfect")
+    responses = stream(first, draft_block=4)
+    for _ in range(3):
+        next(responses)
+    second = Runner(first.model, first.session, first.drafter, prefix_reuse=True)
+    assert text(second, [1, 2, 3]).token_ids == text(make(None), [1, 2, 3]).token_ids
+    twin = first.session.fork()
+    assert twin.suspended is None
+    responses.close()  # type: ignore[attr-defined]
+    assert first.session.fed_ids.ids == twin.fed_ids.ids
+
+
 def test_a_reply_left_standing_that_is_dropped_later_moves_nothing() -> None:
     runner = make("perfect")
     responses = stream(runner, draft_block=4)

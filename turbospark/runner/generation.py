@@ -7,6 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from turbospark.errors import ProducerError
 from turbospark.runner.admission import check_budget, check_ids, check_stop_ids
 from turbospark.runner.ahead import decode_ahead
 from turbospark.runner.drafting import choose_policy, open_drafting
@@ -125,6 +126,7 @@ def run(
     began = time.perf_counter()
     with runner.lock:
         turn = runner.begin_turn()
+        runner.session.settle()  # where another runner left a generation in it
         with runner.stepping():
             fed = prefill(
                 runner,
@@ -147,6 +149,7 @@ def run(
         while True:
             with runner.lock, runner.stepping():
                 runner.check_turn(turn)
+                live.check()
                 step = next(steps, None)
                 if step is None:
                     return
@@ -165,13 +168,23 @@ class _Suspended:
 
     def __init__(self, runner: Runner, steps: Generator[Step]) -> None:
         self._runner, self._steps = runner, steps
+        self._session = runner.session
         self._last: int | None = None
         self._open = True
         runner.close_at_next_turn(self.close)
+        self._session.suspended = self.close
+
+    def check(self) -> None:
+        """Refuse to go on once it was ended."""
+        if not self._open:
+            raise ProducerError(
+                f"this generation was ended by a later use of {self._session!r}; use a session of "
+                "its own for each text that runs beside another"
+            )
 
     def give(self, token: int) -> None:
         """Note the token that is given out: it belongs to the text and was not fed."""
-        self._last = self._runner.session.pending = token
+        self._last = self._session.pending = token
 
     def close(self) -> None:
         """Leave the session with the tokens given, the last of them pending."""
@@ -179,9 +192,10 @@ class _Suspended:
             return
         self._open = False
         self._runner.close_at_next_turn(None)
+        self._session.suspended = None
         self._steps.close()
         if self._last is not None:
-            self._runner.session.pending = self._last
+            self._session.pending = self._last
 
 
 def collect(responses: Iterator[GenerationResponse]) -> GeneratedText:

@@ -48,6 +48,7 @@ class Session:
         pending: the last generated token, which belongs to the text and was not fed.
         extras: arrays of the conversation that no cache holds; they are saved and parked with it.
         open_round: a verify that was not settled; None between rounds.
+        suspended: ends the generation that stands between two of its tokens; None without one.
         epoch: counts every pass, rewind, rollback and reset.
     """
 
@@ -65,6 +66,7 @@ class Session:
         self.checkpoints = Checkpoints() if checkpoints is None else checkpoints
         self.fed_ids = FedIds()
         self.epoch = 0
+        self.suspended: Callable[[], None] | None = None
         self._begin()
 
     def __repr__(self) -> str:
@@ -113,6 +115,12 @@ class Session:
         self.checkpoints.clear()
         self.epoch += 1
         self._begin()
+
+    def settle(self) -> None:
+        """End a generation that was left between two of its tokens, whoever runs it."""
+        close, self.suspended = self.suspended, None
+        if close is not None:
+            close()
 
     def record(self, tokens: Sequence[int], position: int) -> None:
         """Note that the caches have advanced over `tokens` from `position` on."""
@@ -185,6 +193,7 @@ class Session:
         twin.fed_ids = self.fed_ids.copy()
         twin.checkpoints = self.checkpoints.copy()
         twin.extras = dict(self.extras)
+        twin.suspended = None
         if self.drafter_state is not None:
             twin.drafter_state = self.drafter_state.fork()
         return twin
