@@ -52,7 +52,7 @@ def test_one_pass_equals_transformers(golden, kind, one_pass):
     assert golden.difference(one_pass, kind) < golden.tolerance
 
 
-@pytest.mark.parametrize("size", [1, 3, 7])
+@pytest.mark.parametrize("size", [1, 3, 5, 7])
 def test_chunk_size_does_not_change_logits(model, golden, one_pass, size):
     count = 21 if size == 1 else len(golden.tokens)  # a ring has wrapped by then
     caches = model.make_caches(CONTEXT, SLACK)
@@ -76,6 +76,18 @@ def test_rows_of_a_verify_equal_stepwise_decode(model, golden):
         rest = golden.tokens[PROMPT : PROMPT + 9]
         runs.append(feed(model, rest, sizes, phase=Phase.DECODE, caches=caches))
     assert_same_logits(model, *runs)
+
+
+def test_going_back_within_the_slack_of_a_wrapped_ring_changes_nothing(model, golden, one_pass):
+    caches = model.make_caches(CONTEXT, SLACK)
+    if any(cache.recurrent for cache in caches):
+        pytest.skip("recurrent layers go back to checkpoints only")
+    feed(model, golden.tokens[:PROMPT], [PROMPT], caches=caches)
+    for count in range(1, SLACK + 1):
+        for cache in caches:
+            cache.rewind(count)
+        again = feed(model, golden.tokens[PROMPT - count : PROMPT], [count], caches=caches)
+        assert_same_logits(model, again, one_pass[PROMPT - count : PROMPT])
 
 
 @pytest.mark.parametrize("phase", list(Phase))

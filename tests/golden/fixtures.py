@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from golden.weights import draw_weights, fingerprint, int4_layout, quantize
+from golden.weights import draw_weights, fingerprint, int4_layout, quantize, quantize_mxfp4
 
 from turbospark.errors import KernelError
 from turbospark.kernels.device import on_cpu
@@ -38,6 +38,7 @@ class Golden:
         weights: checkpoint name to float32 array.
         tokens: [T] int32.
         expected: kind ("full" or "int4") to the logits of some columns, and of the last row.
+        mxfp4: the quantized form keeps its experts in MXFP4, as transformers stores it.
         stream: [L + 1, rows, C] before, between and (normed) after the layers, or None.
     """
 
@@ -48,6 +49,7 @@ class Golden:
     tokens: np.ndarray
     expected: dict[str, tuple[np.ndarray, np.ndarray]]
     stream: np.ndarray | None = None
+    mxfp4: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -81,6 +83,7 @@ def load_golden(name: str) -> Golden:
         arrays["tokens"],
         expected,
         arrays.get("stream"),
+        description.get("mxfp4", False),
     )
 
 
@@ -93,6 +96,10 @@ def int4_weights(golden: Golden) -> dict[str, Weight]:
     """The checkpoint's tensors, matrices quantized; each ends in `.weight` then."""
     weights: dict[str, Weight] = {}
     for name, value in golden.weights.items():
+        if golden.mxfp4 and value.ndim == 3:
+            blocks, scales = quantize_mxfp4(value.swapaxes(1, 2))
+            weights |= {f"{name}_blocks": mx.array(blocks), f"{name}_scales": mx.array(scales)}
+            continue
         layout = int4_layout(name, value.shape)
         if layout is None:
             weights[name] = mx.array(value)

@@ -25,6 +25,7 @@ class Recipe:
         arguments: of the configuration.
         older: turns the saved configuration into the spelling that most published files have.
         settings: for `draw_weights`.
+        mxfp4: the quantized form keeps its experts, which lie [E, K, N], in MXFP4.
         stream_rows: rows of the stream between layers that the fixture keeps; their values before
             the first layer, between any two, and after the final norm.
     """
@@ -34,6 +35,7 @@ class Recipe:
     arguments: dict[str, Any]
     older: Patch
     settings: dict[str, Any] = field(default_factory=dict)
+    mxfp4: bool = False
     stream_rows: int = 0
 
 
@@ -75,6 +77,11 @@ def _older_qwen3_5(config: dict[str, Any]) -> None:
     config["rope_scaling"] = parameters
     config["full_attention_interval"] = 4
     del config["layer_types"]
+
+
+def _older_qwen3_moe(config: dict[str, Any]) -> None:
+    flat_rope()(config)
+    config["num_experts"] = config.pop("num_local_experts")
 
 
 def _untied(config: dict[str, Any]) -> None:
@@ -159,6 +166,31 @@ _QWEN3_5 = {
     },
 }
 
+_GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+_GPT_OSS = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "pad_token_id": 0,
+}
+
 _GEMMA3_DRAW = {"centred_norms": True, "embedding_spread": 0.09}
 _GEMMA4_DRAW = {"embedding_spread": 0.09}
 _TIED_DRAW = {"embedding_spread": 0.25}
@@ -189,6 +221,17 @@ def _qwen3_5(kind: str, **arguments: Any) -> Recipe:
 
 def _gemma4(arguments: dict[str, Any]) -> Recipe:
     return Recipe("Gemma4TextConfig", "Gemma4ForCausalLM", arguments, _older_gemma4, _GEMMA4_DRAW)
+
+
+def _gpt_oss(**rope: Any) -> Recipe:
+    return Recipe(
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        dict(_GPT_OSS, rope_parameters=_GPT_OSS_ROPE | rope),
+        flat_rope(),
+        {"gate_spread": 0.35},
+        mxfp4=True,
+    )
 
 
 def _rope(theta: float, kind: str = "default", **numbers: Any) -> dict[str, Any]:
@@ -344,6 +387,74 @@ RECIPES: dict[str, Recipe] = {
         ),
         flat_rope(),
     ),
+    "mixtral": Recipe(
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        dict(
+            _SPLIT,
+            intermediate_size=64,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=False,
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            rope_parameters=_rope(1e6),
+        ),
+        flat_rope(),
+    ),
+    "mixtral_swa": Recipe(
+        "MixtralConfig",
+        "MixtralForCausalLM",
+        dict(
+            _LLAMA,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=True,
+            sliding_window=WINDOW,
+            num_local_experts=5,
+            num_experts_per_tok=3,
+            rope_parameters=_rope(10_000.0),
+        ),
+        flat_rope(),
+        _TIED_DRAW,
+    ),
+    "qwen3_moe": Recipe(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=False,
+            num_experts=8,
+            num_experts_per_tok=3,
+            moe_intermediate_size=64,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+            rope_parameters=_rope(1e6),
+        ),
+        _older_qwen3_moe,
+    ),
+    "qwen3_moe_yarn_swa": Recipe(
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        dict(
+            _LLAMA,
+            rms_norm_eps=1e-6,
+            tie_word_embeddings=False,
+            attention_bias=True,
+            use_sliding_window=True,
+            sliding_window=WINDOW,
+            num_experts=6,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            norm_topk_prob=False,
+            decoder_sparse_step=2,
+            rope_parameters=dict(_YARN),
+        ),
+        _older_qwen3_moe,
+    ),
+    "gpt_oss": _gpt_oss(),
+    "gpt_oss_trunc": _gpt_oss(truncate=True),
     "qwen3_5": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=False),
     "qwen3_5_tied": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=True),
     "qwen3_5_moe": _qwen3_5(

@@ -20,6 +20,7 @@ def draw_weights(
     *,
     centred_norms: bool = False,
     embedding_spread: float = 1.0,
+    gate_spread: float | None = None,
 ) -> dict[str, np.ndarray]:
     """Draw every tensor of a checkpoint.
 
@@ -28,6 +29,7 @@ def draw_weights(
         seed: another seed, other weights.
         centred_norms: norms are stored as weight - 1 (Gemma 3).
         embedding_spread: standard deviation of the embedding tables' values.
+        gate_spread: that of the experts' gate and up matrices, where another one is wanted.
 
     Returns:
         Name to float32 array.
@@ -40,6 +42,8 @@ def draw_weights(
             centre = 0.0
         if "embed_tokens" in name:
             spread = embedding_spread
+        if name.endswith(".experts.gate_up_proj"):
+            spread = gate_spread or spread
         weights[name] = _draw(name, shape, seed, spread=spread, centre=centre)
     return weights
 
@@ -92,13 +96,40 @@ def dequantize(codes: np.ndarray, scales: np.ndarray, biases: np.ndarray, bits: 
     return values.reshape(*codes.shape[:-1], -1).astype(np.float32)
 
 
+MXFP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+
+
+def quantize_mxfp4(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Round to four-bit floats, 32 of them to a power of two along the last axis.
+
+    Returns:
+        blocks [..., K / 32, 16] uint8, the even code in the low nibble; scales [..., K / 32]
+        uint8, exponents with 127 added.
+    """
+    groups = weight.reshape(*weight.shape[:-1], -1, 32)
+    _, exponent = np.frexp(np.abs(groups).max(axis=-1))
+    exponent = exponent - 3  # the largest value lands between 4 and 8
+    scaled = np.ldexp(groups, -exponent[..., None])
+    codes = np.abs(np.abs(scaled)[..., None] - MXFP4_VALUES).argmin(axis=-1).astype(np.uint8)
+    codes |= (scaled < 0).astype(np.uint8) << 3
+    return codes[..., 0::2] | codes[..., 1::2] << 4, (exponent + 127).astype(np.uint8)
+
+
+def dequantize_mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The float32 values [..., K] that blocks and scales stand for."""
+    codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+    values = MXFP4_VALUES[codes & 7] * np.where(codes & 8, np.float32(-1), np.float32(1))
+    values = np.ldexp(values, scales.astype(np.int32)[..., None] - 127)
+    return values.reshape(*scales.shape[:-1], -1).astype(np.float32)
+
+
 def int4_layout(name: str, shape: Sequence[int]) -> tuple[int, int] | None:
     """Bits and group size of a tensor in the INT4 checkpoint of the same model; None for float.
 
     As MLX checkpoints have it: matrices, tables and experts in 4 bit, routers in 8 bit, norms,
     biases and scalars not at all.
     """
-    if len(shape) < 2 or shape[-1] % 64:
+    if len(shape) < 2 or shape[-1] % 64 or name.endswith("_bias"):
         return None
     is_router = "router" in name or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
     return (8 if is_router else 4), 64
@@ -118,6 +149,10 @@ def _draw(
 def _size(name: str, shape: Sequence[int]) -> tuple[float, float]:
     """Standard deviation (met within a factor of 1.5) and centre of a tensor's values."""
     leaf = name.rpartition(".")[2]
+    if leaf == "sinks":
+        return 1.5, 0.0
+    if leaf.endswith("_proj_bias"):
+        return 0.25, 0.0
     if leaf == "layer_scalar":
         return 0.1, 0.8125
     if leaf == "per_expert_scale":

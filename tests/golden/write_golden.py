@@ -22,7 +22,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 from recipes import PROMPT, RECIPES, TOKENS, Recipe
-from weights import dequantize, draw_tokens, draw_weights, fingerprint, int4_layout, quantize
+from weights import (
+    dequantize,
+    dequantize_mxfp4,
+    draw_tokens,
+    draw_weights,
+    fingerprint,
+    int4_layout,
+    quantize,
+    quantize_mxfp4,
+)
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
@@ -46,7 +55,7 @@ def write_fixture(name: str, recipe: Recipe) -> None:
     recipe.older(older)
     _check_spelling(recipe, older, weights, tokens, full)
 
-    _fill(model, {key: _rounded(key, value) for key, value in weights.items()})
+    _fill(model, {key: _rounded(key, value, recipe) for key, value in weights.items()})
     int4 = _full_pass(model, tokens)
     folder = Path(__file__).parent
     description = {
@@ -54,6 +63,7 @@ def write_fixture(name: str, recipe: Recipe) -> None:
         "transformers": transformers.__version__,
         "seed": SEED,
         "settings": recipe.settings,
+        "mxfp4": recipe.mxfp4,
         "sha256": fingerprint(weights),
         "stepwise_difference": float(np.abs(_stepwise(model, tokens) - int4).max()),
         "logit_deviation": float(full.std()),
@@ -110,7 +120,9 @@ def _fill(model: Any, weights: dict[str, np.ndarray]) -> None:
     model.tie_weights()
 
 
-def _rounded(name: str, weight: np.ndarray) -> np.ndarray:
+def _rounded(name: str, weight: np.ndarray, recipe: Recipe) -> np.ndarray:
+    if recipe.mxfp4 and weight.ndim == 3:
+        return dequantize_mxfp4(*quantize_mxfp4(weight.swapaxes(1, 2))).swapaxes(1, 2)
     layout = int4_layout(name, weight.shape)
     if layout is None:
         return weight
