@@ -5,6 +5,7 @@ import pytest
 from runner.turns import expected, invariant, turn
 
 from turbospark.errors import ProducerError
+from turbospark.runner.loops import prefill
 from turbospark.runner.runner import Runner
 from turbospark.testing import ScriptedModel, scripted_runner
 
@@ -159,6 +160,13 @@ def test_42_a_turn_that_reuses_reports_no_eviction_of_the_turn_before() -> None:
     assert not later.evicted
     assert not later.reuse.evicted
     assert not runner.session_slot_evicted()
+
+
+def test_42_the_loops_report_an_eviction_on_its_own_turn() -> None:
+    runner = scripted_runner(slots=2)
+    prompts = (A, B, C, [*C, 70], [*B, 70], [*A, 70])
+    reports = [prefill(runner, prompt).reuse.evicted for prompt in prompts]
+    assert reports == [False, False, True, False, False, True]
 
 
 def test_44_a_tainted_session_is_parked_tainted_and_never_matches() -> None:
