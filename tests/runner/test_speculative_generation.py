@@ -201,10 +201,20 @@ def test_two_runners_of_a_session_never_meet_in_an_open_round() -> None:
         next(responses)
     second = Runner(first.model, first.session, first.drafter, prefix_reuse=True)
     assert text(second, [1, 2, 3]).token_ids == text(make(None), [1, 2, 3]).token_ids
-    twin = first.session.fork()
-    assert twin.suspended is None
+    after = first.session.fed_ids.ids
     responses.close()  # type: ignore[attr-defined]
-    assert first.session.fed_ids.ids == twin.fed_ids.ids
+    assert first.session.fed_ids.ids == after
+
+
+def test_a_fork_of_a_session_in_the_midst_of_a_reply_does_not_end_it() -> None:
+    runner = make(None)
+    responses = stream(runner)
+    given = [next(responses).token for _ in range(3)]
+    twin = runner.session.fork()
+    twin.settle()
+    assert twin.text_ids == [*PROMPT, *given]
+    given.extend(response.token for response in responses)
+    assert given == text(make(None)).token_ids
 
 
 def test_a_reply_left_standing_that_is_dropped_later_moves_nothing() -> None:
