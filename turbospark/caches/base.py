@@ -9,12 +9,12 @@ the tail as it is, so that a ring drops no row before every query of the chunk h
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Self, cast
+from typing import Self
 
 import mlx.core as mx
 
-from turbospark.errors import CheckpointError, ContextLengthError, RewindError, ShapeError
-from turbospark.kernels.device import on_cpu
+from turbospark.caches.exported import check_exported
+from turbospark.errors import ContextLengthError, RewindError, ShapeError
 from turbospark.kernels.kv_rows import KVRows, RowBlock, newest_rows
 
 TAIL_ROWS = 128
@@ -207,8 +207,7 @@ class RowCache(ABC):
         Raises:
             CheckpointError: the arrays are none of a cache like this one; nothing has changed.
         """
-        first, offset = self._span(arrays)
-        self._check_rows(arrays, offset - first)
+        first, offset = check_exported(self, arrays)
         first = max(first, offset - self._limit)
         self._sealed = self._tail = None
         self._tail_is_private = False
@@ -219,38 +218,6 @@ class RowCache(ABC):
         self._offset = offset
         self._furthest = first + self._limit if first else offset
         self._seal()
-
-    def _span(self, arrays: Mapping[str, mx.array]) -> tuple[int, int]:
-        """The first position and the offset of exported rows, held against this cache."""
-        span = arrays.get("span")
-        if span is None or span.shape != (3,) or span.dtype != mx.int64:
-            raise CheckpointError(f"{self!r} is given arrays {sorted(arrays)} of another cache")
-        first, offset, window = cast("list[int]", span.tolist())  # host memory: three numbers
-        if window != (self.reach):
-            kept = [f"a window of {size}" if size else "no window" for size in (window, self.reach)]
-            raise CheckpointError(f"{self!r} has {kept[1]}, the rows given have {kept[0]}")
-        if not 0 <= first <= offset or (first and not 0 < window <= offset - first):
-            raise CheckpointError(f"rows {first} to {offset} are none that {self!r} can continue")
-        if offset > self.max_context:
-            raise CheckpointError(
-                f"{self!r} cannot take {offset} tokens; load with max_context={offset} or more"
-            )
-        return first, offset
-
-    def _check_rows(self, arrays: Mapping[str, mx.array], count: int) -> None:
-        names = {"span", "k", "v"} if count else {"span"}
-        if set(arrays) != names:
-            raise CheckpointError(f"{self!r} takes {sorted(names)}, not {sorted(arrays)}")
-        if not count:
-            return
-        k, v, shape = arrays["k"], arrays["v"], (self.num_kv_heads, count, self.head_dim)
-        if k.shape != shape or v.shape != shape:
-            raise CheckpointError(f"{self!r} takes rows {shape}, not {k.shape} and {v.shape}")
-        dtypes = (mx.float32,) if on_cpu() else (mx.float32, mx.float16, mx.bfloat16)
-        if k.dtype != v.dtype or k.dtype not in dtypes:
-            raise CheckpointError(
-                f"{self!r} holds rows of {' or '.join(map(str, dtypes))} here, not {k.dtype}"
-            )
 
     def _check_room(self, count: int) -> None:
         if self._offset + count > self.max_context:

@@ -31,7 +31,6 @@ def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict
         "caches": [type(cache).__name__ for cache in session.caches],
         "pending": session.pending,
         "drafter": drafter,
-        "extras": sorted(session.extras),
     }
     arrays = {"fed_ids": mx.array(np.array(session.fed_ids.ids, dtype=np.int32))}
     for index, cache in enumerate(session.caches):
