@@ -24,6 +24,12 @@ KINDS = [
 ]  # fmt: skip
 
 
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "seed": 4}
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4,
+}  # fmt: skip
+
+
 def looping(ids: Sequence[int]) -> np.ndarray[Any, Any]:
     """Logits that look little further back than one token, so that a text soon comes round."""
     seed = zlib.crc32(np.array([ids[-1], sum(ids[-2:-1]) % 3], dtype=np.int32).tobytes())
@@ -111,3 +117,13 @@ def plain(logits_of: Callable[..., Any] = looping, **options: Any) -> list[Step]
 def tokens_of(steps: Sequence[Step]) -> list[int]:
     """Their tokens."""
     return [step.committed.token for step in steps]
+
+
+def assert_settled(run: Run, given: int, text: list[int]) -> None:
+    """The producer was fed the prompt and every token given but the last."""
+    producer = run.producer
+    assert isinstance(producer, ScriptedSpeculator)
+    expected = [*PROMPT, *text[: max(given - 1, 0)]]
+    assert producer.fed == expected
+    assert producer.recorded == expected
+    assert producer.drafter_cursor in (len(expected), len(expected) - 1)

@@ -3,41 +3,30 @@
 import json
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
 from runner.drafting import (
     KINDS,
+    PENALTIES,
     PROMPT,
+    SAMPLED,
     VOCAB,
     LookupSpeculator,
     Run,
+    assert_settled,
     looping,
     plain,
     speculator,
     tokens_of,
-)  # fmt: skip
+)
 
-from turbospark.errors import NonFiniteError, OptionError, ProducerError
 from turbospark.protocols import SpeculativeProducer
 from turbospark.runner.sink import FinishReason
 from turbospark.runner.speculative import round_block
 from turbospark.speculation.adaptive import AdaptiveBlock
-from turbospark.testing import ScriptedSpeculator, scripted_logits
+from turbospark.testing import scripted_logits
 
 BLOCKS = range(1, 9)
-SAMPLED = {"temperature": 0.9, "seed": 4}
-PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": 0.4}
-
-
-def assert_settled(run: Run, given: int, text: list[int]) -> None:
-    """The producer was fed the prompt and every token given but the last."""
-    producer = run.producer
-    assert isinstance(producer, ScriptedSpeculator)
-    expected = [*PROMPT, *text[: max(given - 1, 0)]]
-    assert producer.fed == expected
-    assert producer.recorded == expected
-    assert producer.drafter_cursor in (len(expected), len(expected) - 1)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -207,86 +196,6 @@ def test_counts_grow_token_by_token_and_tell_places_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, SAMPLED])
-def test_every_token_carries_the_targets_logits_and_log_probabilities(
-    kind: str, options: Any
-) -> None:
-    bias = {"logit_bias": {3: 2.5, 4: -2.0}}
-    expected = plain(logprobs=4, more=bias, **options)
-    steps = list(Run(speculator(kind), 3, logprobs=4, more=bias, **options).steps)
-    for step, other in zip(steps, expected, strict=True):
-        assert step.choice.logits.tolist() == other.choice.logits.tolist()
-        assert step.choice.logprob == other.choice.logprob
-        assert step.choice.top_logprobs == other.choice.top_logprobs
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("options", [{}, SAMPLED])
-def test_processors_and_biases_rule_the_text_as_in_plain_decoding(kind: str, options: Any) -> None:
-    def never_twice(tokens: mx.array, logits: mx.array) -> mx.array:
-        return logits.at[:, tokens[-1:]].add(-100.0)
-
-    more = {"processors": [never_twice], "logit_bias": {2: 1.5}}
-    text = tokens_of(plain(more=more, **options))
-    assert text != tokens_of(plain(**options))
-    assert Run(speculator(kind), 3, more=more, **options).tokens() == text
-
-
-@pytest.mark.parametrize("options", [{}, SAMPLED])
-def test_a_perfect_drafter_stays_perfect_under_processors_and_biases(options: Any) -> None:
-    more = {
-        "processors": [lambda tokens, logits: logits.at[:, tokens[-1:]].add(-100.0)],
-        "logit_bias": {2: 1.5},
-    }
-    (*_, last) = Run(speculator("perfect"), 3, more=more, tokens=21, **options).steps
-    assert last.drafts.accepted == last.drafts.drafted == 15
-
-
-@pytest.mark.parametrize("kind", ["perfect block", "alternating block", "ngram"])
-def test_processors_see_each_text_once_where_blocks_are_drafted(kind: str) -> None:
-    def watched(seen: list[list[int]]) -> dict[str, Any]:
-        def processor(tokens: mx.array, logits: mx.array) -> mx.array:
-            seen.append(tokens.tolist())
-            return logits
-
-        return {"processors": [processor]}
-
-    here: list[list[int]] = []
-    there: list[list[int]] = []
-    Run(speculator(kind), 3, more=watched(here)).tokens()
-    plain(more=watched(there))
-    assert here == there
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sampler_of_the_callers_is_asked_once_a_token(kind: str) -> None:
-    def counting() -> Any:
-        calls = iter(range(99))
-        return lambda logprobs: int(mx.argmax(logprobs)) if next(calls) % 5 else 3
-
-    text = tokens_of(plain(more={"sampler": counting()}))
-    assert Run(speculator(kind), 4, more={"sampler": counting()}).tokens() == text
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {}, {"temperature": 0.7}, {"temperature": 0.7, "seed": 1},
-        {"temperature": 0.7, "top_p": 0.9},
-        {"temperature": 0.7, "top_k": 5}, {"temperature": 0.7, "min_p": 0.1}, {"logprobs": 3},
-        {"temperature": 1.4, **PENALTIES}, {"more": {"logit_bias": {1: 1.0}}},
-        {"more": {"processors": [lambda _, logits: logits]}}, {"more": {"sampler": lambda _: 1}},
-        {"sink": {"stops": ["never"]}},
-    ],
-    ids=str,
-)  # fmt: skip
-@pytest.mark.parametrize("kind", ["perfect", "perfect block"])
-def test_no_sampling_option_switches_drafting_off(kind: str, options: Any) -> None:
-    (*_, last) = Run(speculator(kind), 2, **options).steps
-    assert last.drafts.drafted > 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_block_that_adapts_changes_no_token(kind: str) -> None:
     for options in ({}, SAMPLED):
         policy = AdaptiveBlock(4)
@@ -342,67 +251,6 @@ def test_the_controller_is_told_of_every_pass() -> None:
 def test_times_are_the_loops_own_and_none_is_lost() -> None:
     run = Run(speculator("alternating"), 3)
     assert all(step.seconds > 0.0 for step in run.steps)
-
-
-class Scripted(ScriptedSpeculator):
-    """A drafter that goes wrong in a way that is named."""
-
-    def __init__(self, fault: str) -> None:
-        super().__init__(looping, block_passes=fault in ("outside", "longer"))
-        self.fault = fault
-        self.verified = 0
-
-    def draft_step(self, token: int, position: int) -> mx.array:
-        if self.fault == "first step fails":
-            raise RuntimeError(self.fault)
-        logits = super().draft_step(token, position)
-        if len(self._chain) > 1 and self.fault == "later step fails":
-            raise RuntimeError(self.fault)
-        return {"nan": logits * float("nan"), "wide": mx.zeros(VOCAB + 2)}.get(self.fault, logits)
-
-    def draft_block(self, anchor: int, base: int, block: int) -> list[int]:
-        proposals = super().draft_block(anchor, base, block)
-        return [VOCAB, *proposals[1:]] if self.fault == "outside" else [*proposals, 1]
-
-
-@pytest.mark.parametrize(
-    ("fault", "kind", "message"),
-    [
-        ("first step fails", RuntimeError, "first step"),
-        ("later step fails", RuntimeError, "later step"),
-        ("nan", NonFiniteError, "the drafter failed: .*position 8 hold NaN"),
-        ("wide", ProducerError, r"shape \(25,\), not \(23,\)"),
-        ("outside", ProducerError, "token 23; ids run from 0 to 22"),
-        ("longer", ProducerError, "4 tokens where 3 may be"),
-    ],
-)
-def test_a_drafter_that_goes_wrong_is_named_and_leaves_the_target_where_it_was(
-    fault: str, kind: type[Exception], message: str
-) -> None:
-    text = tokens_of(plain())
-    run = Run(Scripted(fault), 3)
-    next(run.steps)
-    with pytest.raises(kind, match=message):
-        next(run.steps)
-    assert_settled(run, 1, text)
-
-
-@pytest.mark.parametrize("kind", ["perfect", "perfect block"])
-def test_a_row_that_cannot_be_judged_leaves_the_tokens_before_it_settled(kind: str) -> None:
-    def fail(tokens: mx.array, logits: mx.array) -> Any:
-        return None if tokens.size == len(PROMPT) + 5 and armed else logits
-
-    text, armed = tokens_of(plain()), False
-    run = Run(speculator(kind), 3, more={"processors": [fail]})
-    given = [next(run.steps).committed.token for _ in range(4)]
-    armed = True
-    with pytest.raises(OptionError, match="a logits processor gave NoneType"):
-        given.extend(step.committed.token for step in run.steps)
-    assert given == text[: len(given)]
-    producer = run.producer
-    assert isinstance(producer, ScriptedSpeculator)
-    assert producer.fed == producer.recorded == [*PROMPT, *text][: len(producer.fed)]
-    producer.produce(3, len(producer.fed))
 
 
 def test_the_scripted_speculator_speaks_the_protocol() -> None:

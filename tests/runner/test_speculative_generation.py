@@ -1,65 +1,16 @@
 """Whole generations that draft, over the real runner: text, session, drafter and results."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from runner.drafting import PROMPT, VOCAB, looping
+from runner.generations import CONTEXT, KINDS, STEP_BACK, assert_drafter_follows, make, stream, text
 
-from turbospark.errors import OptionError, ProducerError
-from turbospark.runner.generation import admit, collect, run
-from turbospark.runner.options import read_options
-from turbospark.runner.results import GeneratedText, GenerationResponse
+from turbospark.errors import OptionError
 from turbospark.runner.runner import Runner
-from turbospark.sessions.session import Session
 from turbospark.speculation.adaptive import AdaptiveBlock
-from turbospark.speculation.ngram import NgramDrafter
 from turbospark.speculation.off import NoDrafter
-from turbospark.testing import ByteTokenizer, ScriptedDrafter, ScriptedModel
-
-KINDS = ["perfect", "useless", "alternating", "perfect block", "alternating block", "ngram"]
-CONTEXT = 120
-STEP_BACK = {kind: int(kind in ("perfect", "useless", "alternating")) for kind in KINDS}
-"""Tokens that a drafter wants fed again after a rewind."""
-
-
-def make(kind: Any, *, recurrent: int = 0, reach: int | None = None, **more: Any) -> Runner:
-    """A runner over a scripted model; `kind` names its drafter, or is it; None is none."""
-    model = ScriptedModel(looping, vocab_size=VOCAB, recurrent=recurrent, reach=reach)
-    drafter: Any = None if isinstance(kind, str) else kind
-    if kind == "ngram":
-        drafter = NgramDrafter(least=2)
-    elif isinstance(kind, str):
-        quality: Any = kind.split()[0]
-        drafter = ScriptedDrafter(looping, quality, block_passes=kind.endswith("block"))
-    session = Session(lambda: model.make_caches(CONTEXT, 0), CONTEXT)
-    return Runner(model, session, drafter, **{"prefix_reuse": True, **more})
-
-
-def stream(
-    runner: Runner,
-    prompt: list[int] = PROMPT,
-    *,
-    stop_ids: frozenset[int] = frozenset(),
-    **given: Any,
-) -> Iterator[GenerationResponse]:
-    options = read_options({"max_tokens": 25, **given})
-    generation = admit(runner, ByteTokenizer(), prompt, options, stop_ids=stop_ids, chunk=3)
-    return run(runner, generation)
-
-
-def text(runner: Runner, prompt: list[int] = PROMPT, **given: Any) -> GeneratedText:
-    return collect(stream(runner, prompt, **given))
-
-
-def assert_drafter_follows(runner: Runner) -> None:
-    """The drafter's rows are those of one that has seen all that was fed, in one go."""
-    drafter, state = runner.drafter, runner.session.drafter_state
-    if isinstance(drafter, ScriptedDrafter):
-        assert state.covered == runner.session.position
-        rows = drafter.rows_of(runner.session.fed_ids.ids)
-        assert state.rows == rows[: len(state.rows)]
-        assert len(state.rows) >= len(rows) - 1
+from turbospark.testing import ScriptedDrafter
 
 
 @pytest.mark.parametrize("recurrent", [0, 2])
@@ -93,49 +44,6 @@ def test_turns_that_follow_reuse_all_and_draft_on(kind: str, recurrent: int) -> 
         assert_drafter_follows(runner)
         prompt, drafted = [*prompt, *out.token_ids, 3, 4], drafted + out.drafted
     assert drafted > 0
-
-
-@pytest.mark.parametrize("recurrent", [0, 1])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("given", [0, 1, 2, 3, 5, 6, 9])
-def test_a_client_that_goes_away_at_any_token_leaves_a_session_that_continues_as_if_cold(
-    kind: str, given: int, recurrent: int
-) -> None:
-    whole = text(make(None)).token_ids
-    runner = make(kind, recurrent=recurrent)
-    responses = stream(runner, draft_block=4)
-    for _ in range(given):
-        next(responses)
-    responses.close()  # type: ignore[attr-defined]
-    said = [*PROMPT, *whole[:given]]
-    if given:
-        assert runner.session.text_ids == said
-        assert runner.session.fed_ids.ids == said[:-1]
-        assert runner.session.open_round is None
-        assert_drafter_follows(runner)
-    longer = [*said, 3, 4]
-    again = text(runner, longer, draft_block=4)
-    assert again.token_ids == text(make(None), longer).token_ids
-    assert again.reused_tokens == max(len(said) - 1, 0) * bool(given)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("given", [1, 2, 4, 7])
-def test_a_later_turn_settles_a_reply_that_was_left_standing(kind: str, given: int) -> None:
-    whole = text(make(None)).token_ids
-    runner = make(kind)
-    responses = stream(runner, draft_block=4)
-    for _ in range(given):
-        next(responses)
-    runner.begin_turn()
-    assert runner.session.open_round is None
-    assert runner.session.text_ids == [*PROMPT, *whole[:given]]
-    assert_drafter_follows(runner)
-    longer = [*PROMPT, *whole[:given], 3]
-    assert text(runner, longer).token_ids == text(make(None), longer).token_ids
-    with pytest.raises(ProducerError, match="ended by a later one"):
-        next(responses)
-    assert runner.session.fed_ids.ids[: len(longer)] == longer
 
 
 class RightFor(ScriptedDrafter):
@@ -172,62 +80,6 @@ def test_whatever_number_of_proposals_stays_states_and_logits_are_those_of_plain
         }
 
 
-@pytest.mark.parametrize("given", [1, 2, 4])
-def test_a_reply_left_standing_by_another_runner_of_the_session_is_text_as_far_as_given(
-    given: int,
-) -> None:
-    whole = text(make(None)).token_ids
-    first = make("perfect")
-    responses = stream(first, draft_block=4)
-    for _ in range(given):
-        next(responses)
-    session = first.session
-    session.settle()
-    said = [*PROMPT, *whole[:given]]
-    assert session.text_ids == said
-    second = Runner(first.model, session, first.drafter, prefix_reuse=True)
-    out = text(second, [*said, 3], draft_block=4)
-    assert out.reused_tokens == len(said) - 1
-    assert out.token_ids == text(make(None), [*said, 3]).token_ids
-    with pytest.raises(ProducerError, match="ended by a later use"):
-        next(responses)
-    assert session.text_ids == [*said, 3, *out.token_ids]
-
-
-def test_two_runners_of_a_session_never_meet_in_an_open_round() -> None:
-    first = make("perfect")
-    responses = stream(first, draft_block=4)
-    for _ in range(3):
-        next(responses)
-    second = Runner(first.model, first.session, first.drafter, prefix_reuse=True)
-    assert text(second, [1, 2, 3]).token_ids == text(make(None), [1, 2, 3]).token_ids
-    after = first.session.fed_ids.ids
-    responses.close()  # type: ignore[attr-defined]
-    assert first.session.fed_ids.ids == after
-
-
-def test_a_fork_of_a_session_in_the_midst_of_a_reply_does_not_end_it() -> None:
-    runner = make(None)
-    responses = stream(runner)
-    given = [next(responses).token for _ in range(3)]
-    twin = runner.session.fork()
-    twin.settle()
-    assert twin.text_ids == [*PROMPT, *given]
-    given.extend(response.token for response in responses)
-    assert given == text(make(None)).token_ids
-
-
-def test_a_reply_left_standing_that_is_dropped_later_moves_nothing() -> None:
-    runner = make("perfect")
-    responses = stream(runner, draft_block=4)
-    for _ in range(3):
-        next(responses)
-    out = text(runner, [1, 2, 3], max_tokens=4)
-    before = runner.session.text_ids
-    responses.close()  # type: ignore[attr-defined]
-    assert runner.session.text_ids == before == [1, 2, 3, *out.token_ids]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_near_the_end_of_the_context_the_last_token_is_reached(kind: str) -> None:
     prompt = list(range(1, 20)) * 5
@@ -236,30 +88,6 @@ def test_near_the_end_of_the_context_the_last_token_is_reached(kind: str) -> Non
     runner = make(kind)
     assert text(runner, prompt, max_tokens=-1, draft_block=8).token_ids == expected.token_ids
     assert runner.session.position == CONTEXT - 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stop_token_in_a_round_is_not_fed_and_ends_the_text(kind: str) -> None:
-    whole = text(make(None)).token_ids
-    for stop in dict.fromkeys(whole[:12]):
-        runner = make(kind)
-        out = text(runner, draft_block=5, stop_ids=frozenset({stop}))
-        kept = whole[: whole.index(stop) + 1]
-        assert (out.token_ids, out.stop_reason) == (kept, stop)
-        assert runner.session.fed_ids.ids == [*PROMPT, *kept[:-1]]
-        assert_drafter_follows(runner)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_when_the_last_token_is_given_all_is_settled(kind: str) -> None:
-    for stop in dict.fromkeys(text(make(None)).token_ids):
-        runner = make(kind)
-        responses = stream(runner, draft_block=4, stop_ids=frozenset({stop}))
-        last = next(response for response in responses if response.finish_reason)
-        assert runner.session.open_round is None
-        assert runner.session.text_ids == [*PROMPT, *last.token_ids]
-        assert last.rollbacks <= last.rounds
-        responses.close()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", KINDS)
