@@ -22,7 +22,7 @@ LLAMA = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
 }
-_NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32}
+_NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "U8": np.uint8}
 
 
 def llama_shapes():

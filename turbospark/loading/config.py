@@ -163,6 +163,9 @@ def stop_ids(folder: Path, raw: Mapping[str, Any]) -> frozenset[int]:
 def quantization(config: Mapping[str, Any], path: Path) -> dict[str, Any] | None:
     """MLX's `quantization` of a normalised config, or None where it names none.
 
+    MXFP4 as transformers stores it needs none: its tensors are `_blocks` and `_scales`, which the
+    families that have them join.
+
     Raises:
         ConfigError: it is no object.
         UnsupportedError: another tool quantized the weights.
@@ -175,6 +178,8 @@ def quantization(config: Mapping[str, Any], path: Path) -> dict[str, Any] | None
             raise ConfigError(f"{path}: {name} is a {type(value).__name__}, not an object")
         found = cast("dict[str, Any]", value)
         method = found.get("quant_method", "compressed-tensors" if "compr" in name else None)
+        if method == "mxfp4":
+            return None
         if method is not None:
             raise UnsupportedError(
                 f"{path}: the weights are quantized by {method!r} ({name}), which is not "

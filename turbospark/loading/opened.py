@@ -89,7 +89,7 @@ def _open_folder(source: Source) -> Opened:
         config=config,
         tokenizer=load_tokenizer(folder, config),
         stop_ids=stop_ids,
-        is_quantized=any(name.endswith(".scales") for name in slots),
+        is_quantized=any(name.endswith((".scales", "_blocks")) for name in slots),
         file_bytes=sum(slot.nbytes for slot in slots.values()),
         is_lazy=True,
         weights=weights,
