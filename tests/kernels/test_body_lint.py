@@ -11,6 +11,7 @@ from kernels.cases_gpu import EMULATION
 from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS, TENSOR
 from turbospark.kernels.gpu.delta_net import RECORD as DELTA_NET
 from turbospark.kernels.gpu.delta_scan import FILTER, GATE, SCAN
+from turbospark.kernels.gpu.experts import DOWN, ROUTE, UP
 from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
 from turbospark.kernels.gpu.int4_product import kernel_of
 from turbospark.kernels.gpu.int4_rows import KERNEL as INT4_ROWS
@@ -20,7 +21,7 @@ from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
 FOLDER = resources.files("turbospark.kernels.gpu")
 
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
-# - codes: whole rows of K / 8 words, K a multiple of 32;
+# - codes, gate_codes, up_codes: whole rows of K / 8 words, K a multiple of 32;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - partials: an output of attention_partials, rows of D floats;
 # - x, weight and residual of rms_norm are passed on only where rows are multiples of 8;
@@ -37,6 +38,13 @@ KERNELS = {
     "delta_filter": (FILTER, {"qkv", "tail", "conv"}, set()),
     "delta_scan": (SCAN, {"state", "q", "k"}, {"q", "k"}),
     "delta_gate": (GATE, set(), set()),
+    "experts_route": (ROUTE, set(), set()),
+    "experts_up": (
+        UP,
+        {"x", "norm_weight", "gate_codes", "up_codes"},
+        {"gate_codes", "up_codes"},
+    ),
+    "experts_down": (DOWN, {"hidden", "codes"}, {"codes"}),
 }
 
 # Bodies of NVIDIA GPUs alone, and the rules that hold there too.

@@ -101,7 +101,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
         (1, "delta_net", "head % (HV / HK) == 0", "true", "conflicting"),
         (1, "delta_net", "if (within == 0 && row < DV)", "if (within == 0)", "out of|race|confl"),
         (1, "delta_net", "if (row < DV) {", "{", "out of bounds|conflicting"),
-        (2, "delta_net", "head / (HV / HK)", "head % HK", "conflicting"),
+        (2, "delta_net", "head / (HV / HK)", "head % HK", "conflicting|never written"),
         (2, "delta_net", "if (part == 0) { scale = scale * query_scale; }", "", None),
         (2, "delta_net", "+ 1e-6f", "+ 1e-1f", None),
         (1, "delta_net", "* gates[M + m]", "", None),

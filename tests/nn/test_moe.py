@@ -4,6 +4,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from turbospark.kernels.experts import expert_matmul_reference, route_reference
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.reference import ReferenceKernels
 from turbospark.kernels.weights import QuantizedWeight
@@ -15,8 +16,6 @@ from turbospark.nn.moe import (
     RoutedExperts,
     Router,
     SharedExpert,
-    expert_matmul_reference,
-    route_reference,
 )
 from turbospark.protocols import Phase
 

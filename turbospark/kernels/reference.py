@@ -12,11 +12,12 @@ from turbospark.kernels.target import (
     DeltaNet,
     Embed,
     HeadGeometry,
+    MixExperts,
     Project,
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
 
 
 class ReferenceKernels:
@@ -69,6 +70,9 @@ class ReferenceKernels:
         return None
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
+        return None
+
+    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
         return None
 
     def output_head(

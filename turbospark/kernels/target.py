@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
 from turbospark.protocols import Phase, RowInputs
 
 Embed = Callable[[mx.array], mx.array]
@@ -52,6 +52,10 @@ DeltaNet = Callable[
     [DeltaInputs, DeltaState, Phase, bool], tuple[mx.array, DeltaState, RowInputs | None]
 ]
 """inputs, state, phase, whether to record -> [T, Hv * Dv], a new state, the row inputs if so."""
+SharedRows = tuple[mx.array, mx.array]
+"""What a shared expert makes of every row [T, C], and the score of its gate [T, 1]."""
+MixExperts = Callable[[mx.array, mx.array, SharedRows | None, Phase], mx.array]
+"""h [T, C], the router's scores [T, E], the shared expert's rows if any -> [T, C]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,10 @@ class KernelSet(Protocol):
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
+        ...
+
+    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+        """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
         ...
 
     def output_head(

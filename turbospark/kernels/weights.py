@@ -103,3 +103,28 @@ class ClampedSwiGLU:
 
     alpha: float
     limit: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertWeights:
+    """The matrices of E gated MLPs, and how a row's k experts are weighed.
+
+    Attributes:
+        gate: [E, I, C].
+        up: [E, I, C].
+        down: [E, C, I].
+        activation: of the gates.
+        top_k: experts a row.
+        biases: of gate and up [E, I], of down [E, C], or None.
+        renormalise: make the weights of a row sum to 1; else they are shares among all experts.
+        scale: [E], multiplied to the weights of a row, or None.
+    """
+
+    gate: Weight
+    up: Weight
+    down: Weight
+    activation: Activation | ClampedSwiGLU
+    top_k: int
+    biases: tuple[mx.array | None, mx.array | None, mx.array | None] = (None, None, None)
+    renormalise: bool = True
+    scale: mx.array | None = None

@@ -5,16 +5,16 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
-from turbospark.kernels.activations import gated_reference
-from turbospark.kernels.quantized_matmul import compute_dtype, dequantize_reference
+from turbospark.kernels.experts import mix_experts_reference, route_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
-from turbospark.kernels.target import KernelSet
-from turbospark.kernels.weights import Activation, ClampedSwiGLU, QuantizedWeight, Weight
+from turbospark.kernels.target import KernelSet, MixExperts, SharedRows
+from turbospark.kernels.weights import Activation, ClampedSwiGLU, ExpertWeights
 from turbospark.nn.linear import Linear, Matrix, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections
-from turbospark.nn.unit import Unit
+from turbospark.nn.unit import Unit, units_of
 from turbospark.protocols import Phase
 
 
@@ -96,97 +96,68 @@ class RoutedExperts(Unit):
         self._norm, self._post_norm, self._shared = norm, post_norm, shared
         gates = [] if shared is None else [shared.gate]
         self._scores = NormedProjections(router.norm, [router.proj, *gates])
+        self._run: MixExperts | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of one row between its experts' matrices."""
+        return self._top_k * self._experts.gate_proj.value.shape[1]
+
+    @property
+    def shares(self) -> dict[int, float]:
+        """What part of each stacked parameter one row needs, by the parameter's identity."""
+        part = self._top_k / self._experts.gate_proj.value.shape[0]
+        parameters = cast(
+            "list[tuple[str, mx.array]]", tree_flatten(cast(Any, self._experts).parameters())
+        )
+        return {id(array): part for _, array in parameters}
 
     def bind(self, kernels: KernelSet) -> None:
         self._scores.bind(kernels)
+        self._run = kernels.routed_experts(self._norm.value, self._weights())
+        self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Rows h [T, C] -> [T, C], to be added to h."""
         scores, *gates = self._scores(h, phase)  # [T, E], and [T, 1] of a shared expert
-        ids, weights = route_reference(
-            scores, self._top_k, self._router.expert_scale, renormalise=self._renormalise
-        )
-        y = rms_norm_reference(h, self._norm.value)
-        out = self._mix(y, ids, weights)
-        if self._shared is not None:
-            out = out + mx.sigmoid(gates[0]) * self._shared.mlp(h, phase)
+        shared = None if self._shared is None else (self._shared.mlp(h, phase), gates[0])
+        out = (self._run or self.reference)(h, scores, shared, phase)
         post_norm = self._post_norm
         return out if post_norm is None else rms_norm_reference(out, post_norm.value)
 
-    def _mix(self, y: mx.array, ids: mx.array, weights: mx.array) -> mx.array:
-        experts, rows = self._experts, y[:, None, None]  # [T, 1, 1, C]
-        gate = _project(rows, experts.gate_proj, ids)  # [T, k, 1, I]
-        hidden = gated_reference(gate, _project(rows, experts.up_proj, ids), self._activation)
-        outs = _project(hidden, experts.down_proj, ids)[:, :, 0]
-        total = weights[:, :1] * outs[:, 0]
-        for rank in range(1, self._top_k):
-            total = total + weights[:, rank : rank + 1] * outs[:, rank]
-        return total.astype(y.dtype)
-
-
-def route_reference(
-    scores: mx.array,
-    top_k: int,
-    expert_scale: mx.array | None = None,
-    *,
-    renormalise: bool = True,
-) -> tuple[mx.array, mx.array]:
-    """Rank experts and weigh the first ones.
-
-    Args:
-        scores: [T, E].
-        top_k: experts a row.
-        expert_scale: [E], multiplied after the weights of a row were made to sum to 1.
-        renormalise: make them sum to 1; else they are shares among all experts.
-
-    Returns:
-        ids [T, k] in rank order, the lower expert first among equals; weights [T, k] float32.
-    """
-    scores = scores.astype(mx.float32)
-    # A stable sort of the negated scores: equal ones stay in the order of their ids.
-    ids = mx.argsort(-scores, axis=-1)[:, :top_k]
-    shares = mx.take_along_axis(mx.softmax(scores, axis=-1), ids, axis=-1)
-    weights = shares / shares.sum(axis=-1, keepdims=True) if renormalise else shares
-    return ids, weights if expert_scale is None else weights * expert_scale[ids]
-
-
-def expert_matmul_reference(
-    x: mx.array, w: Weight, ids: mx.array, bias: mx.array | None = None
-) -> mx.array:
-    """Multiply every row by the matrices of its experts, and add their biases.
-
-    In float32 on a CPU, where a row's result is the same whatever rows stand beside it.
-
-    Args:
-        x: [T, 1 or k, 1, K].
-        w: [E, N, K], quantized or dense.
-        ids: [T, k] experts of each row.
-        bias: [E, N], or None.
-
-    Returns:
-        [T, k, 1, N].
-    """
-    dtype = compute_dtype(x)
-    y = _expert_products(x.astype(dtype), w, ids)
-    return y if bias is None else y + bias.astype(dtype)[ids][:, :, None]
-
-
-def _project(x: mx.array, matrix: Matrix, ids: mx.array) -> mx.array:
-    bias = cast("mx.array | None", cast(Any, matrix).get("bias"))
-    return expert_matmul_reference(x, matrix.value, ids, bias)
-
-
-def _expert_products(x: mx.array, w: Weight, ids: mx.array) -> mx.array:
-    dtype = x.dtype
-    if not isinstance(w, QuantizedWeight) or w.group_size == 16:  # MLX has no groups of 16
-        dense = dequantize_reference(w).astype(dtype)
-        return mx.gather_mm(x, dense.swapaxes(-1, -2), rhs_indices=ids)
-    if w.mode == "mxfp4":
-        return mx.gather_qmm(
-            x, w.codes, w.scales, rhs_indices=ids, group_size=32, bits=4, mode="mxfp4"
+    def reference(
+        self, h: mx.array, scores: mx.array, shared: SharedRows | None, phase: Phase
+    ) -> mx.array:
+        experts = self._weights()
+        ids, weights = route_reference(
+            scores, experts.top_k, experts.scale, renormalise=experts.renormalise
         )
-    scales = w.scales.astype(dtype)
-    biases = scales * -float(w.zero or 0) if w.biases is None else w.biases.astype(dtype)
-    return mx.gather_qmm(
-        x, w.codes, scales, biases, rhs_indices=ids, group_size=w.group_size, bits=w.bits
-    )
+        out = mix_experts_reference(rms_norm_reference(h, self._norm.value), ids, weights, experts)
+        return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
+
+    def _weights(self) -> ExpertWeights:
+        experts = self._experts
+        return ExpertWeights(
+            experts.gate_proj.value,
+            experts.up_proj.value,
+            experts.down_proj.value,
+            self._activation,
+            self._top_k,
+            (_bias(experts.gate_proj), _bias(experts.up_proj), _bias(experts.down_proj)),
+            self._renormalise,
+            self._router.expert_scale,
+        )
+
+
+def _bias(matrix: Matrix) -> mx.array | None:
+    return cast("mx.array | None", cast(Any, matrix).get("bias"))
+
+
+def expert_shares(model: nn.Module) -> dict[str, float]:
+    """What part of a parameter one token needs, for those of routed experts, by their names."""
+    parts: dict[int, float] = {}
+    for _, unit in units_of(model):
+        if isinstance(unit, RoutedExperts):
+            parts |= unit.shares
+    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(cast(Any, model).parameters()))
+    return {name: parts[id(array)] for name, array in parameters if id(array) in parts}

@@ -10,6 +10,7 @@ from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.gpu import head_norm_rope
 from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads
 from turbospark.kernels.gpu.delta_net import bind_delta_net
+from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.int4_product import takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
@@ -22,11 +23,12 @@ from turbospark.kernels.target import (
     DeltaNet,
     Embed,
     HeadGeometry,
+    MixExperts,
     Project,
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
@@ -43,6 +45,7 @@ BODIES = (
     "head_norm_rope",
     "attention_decode",
     "delta_net",
+    "routed_experts",
 )
 """What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
@@ -68,6 +71,7 @@ class GpuKernels:
         self._target = target
         self._enabled = [name for name in BODIES if name not in disabled]
         self._products = Products(target, frozenset(self._enabled))
+        self._experts = ExpertUnits(target, self._products.normed)
 
     @property
     def name(self) -> str:
@@ -108,6 +112,12 @@ class GpuKernels:
         if "delta_net" not in self._enabled:
             return None
         return bind_delta_net(heads, weights, self._target)
+
+    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+        """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
+        if "routed_experts" not in self._enabled:
+            return None
+        return self._experts.bind(norm, experts)
 
     def normed_projections(
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]

@@ -17,11 +17,12 @@ from turbospark.kernels.target import (
     DeltaNet,
     Embed,
     HeadGeometry,
+    MixExperts,
     Project,
     Rotate,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, Norm, Weight
+from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
 from turbospark.settings import KernelPolicy
 
 
@@ -95,6 +96,10 @@ class HostKernels:
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return DeltaStep(self._host, heads, weights)
+
+    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+        """None: experts run MLX's operations."""
+        return None
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None

@@ -1,0 +1,133 @@
+"""Routed experts in plain MLX: which ones a row gets, and products with their matrices."""
+
+import mlx.core as mx
+
+from turbospark.kernels.activations import gated_reference
+from turbospark.kernels.quantized_matmul import compute_dtype, dequantize_reference
+from turbospark.kernels.weights import ExpertWeights, QuantizedWeight, Weight
+
+
+def route_reference(
+    scores: mx.array,
+    top_k: int,
+    expert_scale: mx.array | None = None,
+    *,
+    renormalise: bool = True,
+) -> tuple[mx.array, mx.array]:
+    """Rank experts and weigh the first ones.
+
+    Args:
+        scores: [T, E].
+        top_k: experts a row.
+        expert_scale: [E], multiplied after the weights of a row were made to sum to 1.
+        renormalise: make them sum to 1; else they are shares among all experts.
+
+    Returns:
+        ids [T, k] in rank order, the lower expert first among equals; weights [T, k] float32.
+    """
+    scores = scores.astype(mx.float32)
+    # A stable sort of the negated scores: equal ones stay in the order of their ids.
+    ids = mx.argsort(-scores, axis=-1)[:, :top_k]
+    shares = mx.take_along_axis(mx.softmax(scores, axis=-1), ids, axis=-1)
+    weights = shares / shares.sum(axis=-1, keepdims=True) if renormalise else shares
+    return ids, weights if expert_scale is None else weights * expert_scale[ids]
+
+
+def mix_experts_reference(
+    y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights
+) -> mx.array:
+    """Sum the experts of every row in rank order.
+
+    Args:
+        y: [T, C], normed.
+        ids: [T, k] experts of each row.
+        weights: [T, k].
+        experts: their matrices.
+
+    Returns:
+        [T, C] like `y`.
+    """
+    bias, rows = experts.biases, y[:, None, None]  # [T, 1, 1, C]
+    gate = expert_matmul_reference(rows, experts.gate, ids, bias[0])
+    up = expert_matmul_reference(rows, experts.up, ids, bias[1])
+    hidden = gated_reference(gate, up, experts.activation)  # [T, k, 1, I]
+    outs = expert_matmul_reference(hidden, experts.down, ids, bias[2])[:, :, 0]
+    total = weights[:, :1] * outs[:, 0]
+    for rank in range(1, ids.shape[1]):
+        total = total + weights[:, rank : rank + 1] * outs[:, rank]
+    return total.astype(y.dtype)
+
+
+def mix_experts_sorted(
+    y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights
+) -> mx.array:
+    """The same but for rounding, for many rows: those of one expert are multiplied together.
+
+    Args: as in `mix_experts_reference`.
+    """
+    (T, k), flat, bias = ids.shape, mx.flatten(ids), experts.biases
+    order = mx.argsort(flat)
+    owners, rows = flat[order], y[order // k][:, None]  # [T * k], [T * k, 1, C]
+    gate = expert_matmul_reference(rows, experts.gate, owners, bias[0], is_sorted=True)
+    up = expert_matmul_reference(rows, experts.up, owners, bias[1], is_sorted=True)
+    hidden = gated_reference(gate, up, experts.activation)
+    outs = expert_matmul_reference(hidden, experts.down, owners, bias[2], is_sorted=True)
+    outs = mx.unflatten(outs[mx.argsort(order), 0], 0, (T, k))  # [T, k, C]
+    return (weights[..., None] * outs).sum(axis=1).astype(y.dtype)
+
+
+def expert_matmul_reference(
+    x: mx.array,
+    w: Weight,
+    ids: mx.array,
+    bias: mx.array | None = None,
+    *,
+    is_sorted: bool = False,
+) -> mx.array:
+    """Multiply every row by the matrices of its experts, and add their biases.
+
+    In float32 on a CPU, where a row's result is the same whatever rows stand beside it.
+
+    Args:
+        x: [T, 1 or k, 1, K], or [n, 1, K] where there are ids [n].
+        w: [E, N, K], quantized or dense.
+        ids: [T, k] experts of each row, or [n].
+        bias: [E, N], or None.
+        is_sorted: whether ids [n] never fall.
+
+    Returns:
+        [T, k, 1, N], or [n, 1, N].
+    """
+    dtype = compute_dtype(x)
+    y = _products(x.astype(dtype), w, ids, is_sorted)
+    return y if bias is None else y + bias.astype(dtype)[ids][..., None, :]
+
+
+def _products(x: mx.array, w: Weight, ids: mx.array, is_sorted: bool) -> mx.array:
+    dtype = x.dtype
+    if not isinstance(w, QuantizedWeight) or w.group_size == 16:  # MLX has no groups of 16
+        dense = dequantize_reference(w).astype(dtype).swapaxes(-1, -2)
+        return mx.gather_mm(x, dense, rhs_indices=ids, sorted_indices=is_sorted)
+    if w.mode == "mxfp4":
+        return mx.gather_qmm(
+            x,
+            w.codes,
+            w.scales,
+            rhs_indices=ids,
+            group_size=32,
+            bits=4,
+            mode="mxfp4",
+            sorted_indices=is_sorted,
+        )
+    scales = w.scales.astype(dtype)
+    biases = scales * -float(w.zero or 0) if w.biases is None else w.biases.astype(dtype)
+    return mx.gather_qmm(
+        x,
+        w.codes,
+        scales,
+        biases,
+        rhs_indices=ids,
+        group_size=w.group_size,
+        bits=w.bits,
+        sorted_indices=is_sorted,
+    )
