@@ -40,10 +40,16 @@ CHANGES = st.dictionaries(
 )
 
 
+TYPES = (
+    "gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen3", "qwen3_5",
+    "qwen3_5_moe", "qwen3_moe",
+)  # fmt: skip
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "model_type",
-    ["gemma3_text", "gemma4_text", "llama", "mistral", "qwen3", "qwen3_5", "qwen3_5_moe"],
+    TYPES,
 )
 @settings(max_examples=60, deadline=None)
 @given(changes=CHANGES)

@@ -1,5 +1,6 @@
 """What a checkpoint holds, read from its headers only."""
 
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable
@@ -7,15 +8,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import mlx.nn as nn
+
 from turbospark.errors import ConfigError
 from turbospark.loading import config as configs
 from turbospark.loading.checkpoint import read_checkpoint
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_weights import architecture
+from turbospark.loading.install import parameter_slots
 from turbospark.loading.plan import megabytes, state_bytes
 from turbospark.loading.safetensors import DTYPES, Slot
 from turbospark.loading.source import Source, resolve_source
+from turbospark.nn.moe import expert_shares
 from turbospark.registry import GGUF_GROUP, GROUP, known_types, resolve_family
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
@@ -24,7 +29,8 @@ _SUMMARY = (
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "sliding_window",
     "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads",
     "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
-    "mtp_num_hidden_layers", "num_experts", "num_local_experts", "rope_theta", "rope_scaling",
+    "mtp_num_hidden_layers", "num_experts", "num_local_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "rope_theta", "rope_scaling",
     "tie_word_embeddings",
 )  # fmt: skip
 _SHORT_TYPES = {dtype: name for name, dtype in DTYPES.items()}
@@ -55,6 +61,8 @@ class Inspection:
         tokenizer: which tokenizer it carries.
         tensors: every tensor, in the order of the files.
         state_bytes: of one session's recurrent layers; None where no family could say.
+        parameters: of the model, a tied head counted once; None where no family could say.
+        active_parameters: those that one token needs: of routed experts, the few it is sent to.
     """
 
     path: str
@@ -66,6 +74,8 @@ class Inspection:
     tokenizer: str
     tensors: tuple[TensorRow, ...]
     state_bytes: int | None = None
+    parameters: int | None = None
+    active_parameters: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -87,10 +97,18 @@ class Inspection:
             f"  tensors       {len(self.tensors)}, {megabytes(self.nbytes)}",
             f"  matrices      {layouts or 'none'}",
             f"  tokenizer     {self.tokenizer}",
+            *self._parameter_line(),
             *([f"  state         {megabytes(self.state_bytes)}"] if self.state_bytes else []),
             *(f"  {name:<13} {value}" for name, value in self._summary()),
         ]
         return "\n".join(lines)
+
+    def _parameter_line(self) -> list[str]:
+        if self.parameters is None:
+            return []
+        active = self.active_parameters
+        note = "" if active in (None, self.parameters) else f", {active:,} active"
+        return [f"  parameters    {self.parameters:,}{note}"]
 
     def _summary(self) -> list[tuple[str, Any]]:
         if self.kind == "gguf":
@@ -182,23 +200,33 @@ def _inspect_folder(source: Source) -> Inspection:
         quantization=_count(_folder_layouts(slots, config)),
         tokenizer=_folder_tokenizer(folder),
         tensors=rows,
-        state_bytes=_state_bytes(name, config),
+        **_sizes(name, config),
     )
 
 
-def _state_bytes(name: str, config: dict[str, Any]) -> int | None:
-    """Of a session's recurrent layers, as the family itself makes them."""
+def _sizes(name: str, config: dict[str, Any]) -> dict[str, int]:
+    """What the family itself says of the model; nothing where there is none, or it refuses."""
     try:
         model = resolve_family(name).build(config)
     except ConfigError:
-        return None
-    return state_bytes(model.make_caches(1, 0))
+        return {}
+    module = cast("nn.Module", model)
+    shares = expert_shares(module)
+    counts = {name: math.prod(slot.shape) for name, slot in parameter_slots(module).items()}
+    active = sum(count * shares.get(name, 1.0) for name, count in counts.items())
+    return {
+        "state_bytes": state_bytes(model.make_caches(1, 0)),
+        "parameters": sum(counts.values()),
+        "active_parameters": round(active),
+    }
 
 
 def _folder_layouts(slots: dict[str, Slot], config: dict[str, Any]) -> Iterable[str]:
     given: Any = config.get("quantization") or config.get("quantization_config")
     default = cast("dict[str, Any]", given).get("group_size") if isinstance(given, dict) else None
     for name, slot in slots.items():
+        if name.endswith("_blocks"):
+            yield "mxfp4"
         if not name.endswith(".weight") or len(slot.shape) < 2:
             continue
         scales = slots.get(name.removesuffix("weight") + "scales")

@@ -25,6 +25,7 @@ from turbospark.loading.gguf_weights import gguf_config, parameter_names
 from turbospark.loading.install import Handling, check_fit, handled, parameter_slots
 from turbospark.loading.opened import build_model, folder_family, gguf_family, sanitized
 from turbospark.loading.source import Source
+from turbospark.nn.moe import expert_shares
 from turbospark.protocols import CausalModel
 
 
@@ -53,17 +54,21 @@ class Outline:
         """The model as the runner knows it."""
         return cast("CausalModel", self.model)
 
-    def held_bytes(self, handling: Handling) -> int:
-        """Bytes of all weights once they are loaded.
+    def held_bytes(self, handling: Handling) -> tuple[int, int]:
+        """Bytes of all weights once they are loaded, and those of them that one token needs.
 
         Raises:
             CheckpointError: the tensors are not those of the model.
         """
         slots = parameter_slots(self.model)
         check_fit(slots, self.weights, self.path)
-        return sum(
-            handled(slot, name, self.weights[name], handling).nbytes for name, slot in slots.items()
-        )
+        sizes = {
+            name: handled(slot, name, self.weights[name], handling).nbytes
+            for name, slot in slots.items()
+        }
+        shares = expert_shares(self.model)
+        active = sum(size * shares.get(name, 1.0) for name, size in sizes.items())
+        return sum(sizes.values()), round(active)
 
 
 def outline(source: Source, dequantize: bool = False) -> Outline:

@@ -14,6 +14,8 @@ from turbospark.loading.install import Handling
 from turbospark.loading.outline import Outline, hub_outline, outline
 from turbospark.loading.quantize import parse_quantize
 from turbospark.loading.source import as_hub_id, resolve_source
+from turbospark.nn.moe import RoutedExperts
+from turbospark.nn.unit import units_of
 
 RING_SLACK = 128
 CHUNK_ON_CPU = 256
@@ -31,6 +33,7 @@ class Plan:
         num_tensors: tensors in the files.
         file_bytes: bytes of the tensors in the files.
         weight_bytes: bytes of the weights once loaded; exact.
+        active_bytes: those of them that one token needs: of routed experts, the few it is sent to.
         context: tokens of a session.
         sessions: sessions kept.
         session_bytes: bytes of one session's caches at `context` tokens; exact.
@@ -50,6 +53,7 @@ class Plan:
     working_bytes: int
     free_bytes: int | None
     state_bytes: int = 0
+    active_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -95,7 +99,7 @@ class Plan:
     def __repr__(self) -> str:
         rows = [
             ("weights", self.weight_bytes, f"{self.num_tensors} tensors, "
-             f"{megabytes(self.file_bytes)} on disk"),
+             f"{megabytes(self.file_bytes)} on disk" + self._active_note()),
             ("caches", self.cache_bytes, f"{self.sessions} x {megabytes(self.session_bytes)}, a "
              f"session of {self.context} tokens" + self._state_note()),
             ("working", self.working_bytes, "one prefill chunk and the logits, estimated"),
@@ -103,6 +107,11 @@ class Plan:
         ]  # fmt: skip
         lines = [f"{name:<8} {megabytes(size):>12}   {note}" for name, size, note in rows]
         return "\n".join([f"{self.source} ({self.model_type})", *lines])
+
+    def _active_note(self) -> str:
+        if self.active_bytes in (0, self.weight_bytes):
+            return ""
+        return f", {megabytes(self.active_bytes)} of them for one token"
 
     def _state_note(self) -> str:
         if not self.state_bytes:
@@ -145,12 +154,14 @@ def plan(
         else outline(resolve_source(path_or_repo, revision=revision), dequantize)
     )
     caches = shape.causal.make_caches(context, RING_SLACK)
+    held, active = shape.held_bytes(Handling(on_cpu(), wish))
     return Plan(
         source=shape.path,
         model_type=str(shape.config.get("model_type", "")),
         num_tensors=shape.num_tensors,
         file_bytes=shape.file_bytes,
-        weight_bytes=shape.held_bytes(Handling(on_cpu(), wish)),
+        weight_bytes=held,
+        active_bytes=active,
         context=context,
         sessions=sessions,
         session_bytes=session_bytes(caches, context),
@@ -218,5 +229,8 @@ def _working_bytes(shape: Outline, context: int) -> int:
     for cache in shape.causal.make_caches(1, 0):
         if cache.recurrent:  # its filter is as wide as all its heads
             inner = max(inner, cache.state[0].shape[-1])
+    for _, unit in units_of(shape.model):
+        if isinstance(unit, RoutedExperts):
+            inner = max(inner, unit.width)
     rows = min(_chunk(), context)
     return 4 * (rows * (3 * hidden + 2 * max(inner, heads)) + 2 * shape.causal.vocab_size)
