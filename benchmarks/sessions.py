@@ -7,7 +7,8 @@ turns, with three slots for them; and the same three with two slots, where the l
 one has to go. The peers run the same token ids: mlx-lm, with one prompt cache that is trimmed to
 what the next prompt shares with it, and llama.cpp, whose one context does the same, where
 llama_cpp can be imported. A turn should feed the last token of the reply before it and the new
-ones (mlx-lm has fed that last token already, at the end of its reply); `beyond` is what the wait for the first token took beyond their forward pass.
+ones (mlx-lm has fed that last token already, at the end of its reply); `beyond` is what the wait
+for the first token took beyond their forward pass.
 """
 
 import argparse
