@@ -5,7 +5,6 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 
 from turbospark.kernels.experts import mix_experts_reference, route_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
@@ -92,7 +91,8 @@ class RoutedExperts(Unit):
         shared: SharedExpert | None = None,
     ) -> None:
         self._router, self._experts, self._top_k = router, experts, top_k
-        self._activation, self._renormalise = activation, renormalise
+        self._activation: Activation | ClampedSwiGLU = activation
+        self._renormalise = renormalise
         self._norm, self._post_norm, self._shared = norm, post_norm, shared
         gates = [] if shared is None else [shared.gate]
         self._scores = NormedProjections(router.norm, [router.proj, *gates])
@@ -104,13 +104,14 @@ class RoutedExperts(Unit):
         return self._top_k * self._experts.gate_proj.value.shape[1]
 
     @property
-    def shares(self) -> dict[int, float]:
-        """What part of each stacked parameter one row needs, by the parameter's identity."""
-        part = self._top_k / self._experts.gate_proj.value.shape[0]
-        parameters = cast(
-            "list[tuple[str, mx.array]]", tree_flatten(cast(Any, self._experts).parameters())
-        )
-        return {id(array): part for _, array in parameters}
+    def experts(self) -> Experts:
+        """The module that holds their matrices."""
+        return self._experts
+
+    @property
+    def share(self) -> float:
+        """What part of the experts one row needs."""
+        return self._top_k / self._experts.gate_proj.value.shape[0]
 
     def bind(self, kernels: KernelSet) -> None:
         self._scores.bind(kernels)
@@ -155,9 +156,16 @@ def _bias(matrix: Matrix) -> mx.array | None:
 
 def expert_shares(model: nn.Module) -> dict[str, float]:
     """What part of a parameter one token needs, for those of routed experts, by their names."""
-    parts: dict[int, float] = {}
-    for _, unit in units_of(model):
-        if isinstance(unit, RoutedExperts):
-            parts |= unit.shares
-    parameters = cast("list[tuple[str, mx.array]]", tree_flatten(cast(Any, model).parameters()))
-    return {name: parts[id(array)] for name, array in parameters if id(array) in parts}
+    parts = {
+        id(unit.experts): unit.share
+        for _, unit in units_of(model)
+        if isinstance(unit, RoutedExperts)
+    }
+    modules = cast("list[tuple[str, nn.Module]]", model.named_modules())
+    owners = {path: parts[id(module)] for path, module in modules if id(module) in parts}
+    return {
+        f"{path}.{name}": owners[owner]
+        for path, module in modules
+        if isinstance(module, Matrix) and (owner := path.rpartition(".")[0]) in owners
+        for name in cast("dict[str, Any]", module)
+    }
