@@ -77,6 +77,16 @@ def test_every_conversation_says_what_its_own_text_leads_to(
         else:
             say(engine, chat, text, f"<{serial}>", call, count)
         assert chat.runner.session.text_ids in (text, [])
+        for other in chats:
+            check_drafter(engine, other)
+
+
+def check_drafter(engine: ts.Engine, chat: ts.Conversation) -> None:
+    """The rows that a drafter has written are those of this conversation's text."""
+    session = chat.runner.session
+    if isinstance(engine.drafter, ScriptedDrafter):
+        rows = session.drafter_state.rows
+        assert rows == engine.drafter.rows_of(session.fed_ids.ids)[: len(rows)]
 
 
 def say(
