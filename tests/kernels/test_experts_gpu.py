@@ -176,7 +176,7 @@ def test_experts_without_a_body_run_the_reference() -> None:
         replace(experts, activation=ClampedSwiGLU(1.7, 7.0)),
         replace(experts, biases=(mx.zeros((37, 32)), None, None)),
         replace(experts, gate=mx.zeros((37, 32, 96))),
-        replace(experts, gate=replace(CASES[0], C=192, group=64).weights().gate),
+        replace(experts, gate=replace(CASES[0], C=64, inner=64, group=64).weights().gate),
         replace(experts, top_k=17),
     ):
         assert not takes(other)

@@ -1,0 +1,446 @@
+"""How fast are delta nets and routed experts on a GPU, and which geometry is best?
+
+    python benchmarks/gpu_mixers.py [--seconds 80] [--only delta,scan,experts,sorted]
+
+Needs an Apple or NVIDIA GPU. Calls of a few rows form a compiled chain in which each waits for the
+one before; states and experts change from call to call, so that no cache holds them. Contenders
+take turns and a figure is the median of rounds. Bandwidth is of the state, read and written, or of
+the experts that rows are sent to, each counted once a row, in per cent of a copy measured in the
+same run. It stops when its seconds are spent.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import mlx.core as mx
+
+from turbospark.kernels.delta_net import (
+    DeltaRows,
+    causal_conv_reference,
+    delta_chunks_reference,
+    fold_reference,
+    gated_norm_reference,
+    gates_reference,
+    split_heads_reference,
+)
+from turbospark.kernels.experts import (
+    mix_experts_reference,
+    mix_experts_sorted,
+    route_reference,
+)
+from turbospark.kernels.gpu.delta_net import delta_net
+from turbospark.kernels.gpu.delta_scan import ScanGeometry, delta_scan, scan_geometry
+from turbospark.kernels.gpu.experts import (
+    ExpertGeometry,
+    experts_down,
+    experts_route,
+    experts_up,
+    mix_experts,
+)
+from turbospark.kernels.gpu.kernel import GpuTarget, current_target
+from turbospark.kernels.rms_norm import rms_norm_reference
+from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState
+from turbospark.kernels.weights import DeltaWeights, ExpertWeights, Norm, QuantizedWeight
+
+DTYPE = mx.bfloat16
+CALLS, ROUNDS = 40, 5
+DELTA = {"4B, 35B-A3B": (16, 32), "27B": (16, 48)}
+HEAD_DIM = 128
+ROWS, LONG, SORTED = (1, 2, 4, 8), (512, 2048), (64, 512, 2048)
+EXPERTS = {"35B-A3B": (256, 8, 512, 2048), "26B-A4B": (128, 8, 704, 2816)}  # E, k, I, C
+
+Call = Callable[[mx.array, int], mx.array]
+"""(what to wait for, number of the call) -> the next thing to wait for."""
+
+
+def chain(
+    call: Call, start: mx.array, calls: int = CALLS, *, is_compiled: bool = True
+) -> Callable[[], float]:
+    """Dependent calls in one graph, compiled or not; gives the seconds of one of them."""
+
+    def run(link: mx.array) -> mx.array:
+        for number in range(calls):
+            link = call(link, number)
+        return link
+
+    compiled = mx.compile(run) if is_compiled else run
+    mx.eval(compiled(start))
+
+    def seconds() -> float:
+        mx.synchronize()
+        begin = time.perf_counter()
+        mx.eval(compiled(start))
+        return (time.perf_counter() - begin) / calls
+
+    return seconds
+
+
+def medians(chains: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[float]:
+    """Microseconds of each, in turns."""
+    taken = [[seconds() for seconds in chains] for _ in range(rounds)]
+    return [1e6 * statistics.median(column) for column in zip(*taken, strict=True)]
+
+
+class Bench:
+    def __init__(self, target: GpuTarget, seconds: float) -> None:
+        self.target, self._end = target, time.perf_counter() + seconds
+        x = mx.zeros((256 << 20,), mx.float32)
+        mx.eval(x)
+        times: list[float] = []
+        for _ in range(6):
+            mx.synchronize()
+            begin = time.perf_counter()
+            mx.eval(x + 1.0)
+            times.append(time.perf_counter() - begin)
+        self._copy = 2 * x.nbytes / min(times)
+        print(f"{target.name}, MLX {mx.__version__}, copy {self._copy / 1e12:.2f} TB/s", flush=True)
+
+    def is_over(self) -> bool:
+        return time.perf_counter() > self._end
+
+    def show(self, what: str, us: float, nbytes: int = 0, mlx_us: float = 0.0) -> None:
+        speed = nbytes / us / 1e6
+        percent = 1e14 * speed / self._copy
+        bandwidth = f"{speed:5.2f} TB/s {percent:3.0f} %" if nbytes else ""
+        theirs = f"MLX {mlx_us:9.1f} us  {mlx_us / us:6.1f}x" if mlx_us else ""
+        print(f"{what:56s} {us:9.2f} us  {bandwidth:18s} {theirs}", flush=True)
+
+    def delta(self) -> None:
+        """Few rows: one launch."""
+        for name, (Hk, Hv) in DELTA.items():
+            heads = DeltaGeometry(Hk, Hv, HEAD_DIM, HEAD_DIM, 4)
+            weights, states = delta_weights(heads), delta_states(heads, CALLS)
+            for T in ROWS:
+                if self.is_over():
+                    return
+                inputs = delta_inputs(heads, T)
+                for record in (False, True) if T in (1, 4) else (False,):
+                    ours = chain(self._delta_call(inputs, states, heads, weights, record), inputs.z)
+                    calls = 4 if T == 1 else 1
+                    theirs = chain(
+                        partial(mlx_delta, inputs, states, heads, weights), inputs.z, calls
+                    )
+                    us, mlx_us = medians([ours, theirs])
+                    form = " recorded" * record
+                    nbytes = 2 * states[0][1].nbytes
+                    self.show(f"delta_net {name}, {T} rows{form}", us, nbytes, mlx_us)
+
+    def _delta_call(
+        self,
+        inputs: DeltaInputs,
+        states: Sequence[DeltaState],
+        heads: DeltaGeometry,
+        weights: DeltaWeights,
+        record: bool,
+    ) -> Call:
+        def call(link: mx.array, number: int) -> mx.array:
+            y, after, rows = delta_net(
+                replace(inputs, z=link),
+                states[number],
+                heads,
+                weights,
+                record=record,
+                target=self.target,
+            )
+            kept = rows.arrays() if rows else ()
+            return mx.depends(y, [*after, *kept])
+
+        return call
+
+    def scan(self) -> None:
+        """Many rows: filter, scan, gate; and the chunked form in MLX's operations."""
+        cuts = [
+            ScanGeometry(held, simdgroups, block)
+            for held, simdgroups, block in (
+                (1, 4, 8), (1, 8, 8), (2, 2, 8), (2, 4, 8), (2, 4, 4), (2, 8, 8), (4, 2, 8),
+                (4, 4, 8), (1, 2, 8),
+            )
+        ]  # fmt: skip
+        Hk, Hv = next(iter(DELTA.values()))
+        heads = DeltaGeometry(Hk, Hv, HEAD_DIM, HEAD_DIM, 4)
+        weights, (state,) = delta_weights(heads), delta_states(heads, 1)
+        for T in LONG:
+            inputs = delta_inputs(heads, T)
+            q, rows, log_decay = delta_rows(inputs, state, heads, weights)
+            given = (rows.k, rows.v, rows.decay, rows.beta)
+            mx.eval(q, given, log_decay)
+            y, S = delta_scan(state[1], q, given, self.target)
+            z, R = delta_chunks_reference(q, rows, log_decay)
+            wrong = [float(mx.abs(a - b).max() / mx.abs(b).max()) for a, b in ((y, z), (S, R))]
+            print(f"scan of {T} rows against chunks: {wrong[0]:.1e}, state {wrong[1]:.1e}")
+
+            whole = partial(self._whole, inputs, state, heads, weights)
+            chunked = partial(mlx_chunks, inputs, state, heads, weights)
+            mlx_call = partial(mlx_delta, inputs, [state], heads, weights)
+            theirs = chain(mlx_call, inputs.z, 1, is_compiled=False)
+            ours, chunks = chain(whole, inputs.z, 4), chain(chunked, inputs.z, 2)
+            us, chunks_us = medians([ours, chunks], 3)
+            (mlx_us,) = medians([theirs], 1)
+            self.show(f"delta_net, {T} rows, three launches", us, 0, mlx_us)
+            self.show(f"delta_net, {T} rows, chunks in MLX operations", chunks_us, 0, mlx_us)
+            for cut in cuts:
+                if self.is_over():
+                    return
+                name = f"  scan held {cut.held} simdgroups {cut.simdgroups} block {cut.block}"
+                call = partial(self._scan_call, q, given, state[1], cut)
+                (us,) = medians([chain(call, mx.zeros((1,)), 4)], 3)
+                mark = " (default)" * (cut == scan_geometry(self.target.name, heads))
+                self.show(name + mark, us)
+
+    def _whole(
+        self,
+        inputs: DeltaInputs,
+        state: DeltaState,
+        heads: DeltaGeometry,
+        weights: DeltaWeights,
+        link: mx.array,
+        _: int,
+    ) -> mx.array:
+        y, after, _rows = delta_net(
+            replace(inputs, z=link), state, heads, weights, target=self.target
+        )
+        return mx.depends(y, list(after))
+
+    def _scan_call(
+        self,
+        q: mx.array,
+        given: tuple[mx.array, ...],
+        S: mx.array,
+        cut: ScanGeometry,
+        link: mx.array,
+        _: int,
+    ) -> mx.array:
+        y, after = delta_scan(mx.depends(S, [link]), q, given, self.target, cut)
+        return mx.depends(y, [after])
+
+    def experts(self) -> None:
+        """Few rows: three launches, together and apart."""
+        for name, (E, k, inner, C) in EXPERTS.items():
+            experts, norm = expert_weights(E, k, inner, C), Norm(mx.ones((C,), DTYPE), 1e-6)
+            one = sum(w.nbytes for w in quantized_of(experts)) // E
+            for M in ROWS:
+                if self.is_over():
+                    return
+                scores = [mx.random.normal((M, E)).astype(DTYPE) for _ in range(CALLS)]
+                h = mx.random.normal((M, C)).astype(DTYPE)
+                mx.eval(scores, h)
+
+                ours = partial(self._mix, norm, experts, scores)
+                theirs = partial(mlx_mix, norm, experts, scores)
+                us, mlx_us = medians([chain(ours, h), chain(theirs, h)])
+                self.show(f"experts {name}, {M} rows", us, M * k * one, mlx_us)
+                self._parts(M, experts, scores, h, one * k * M)
+
+    def _mix(
+        self,
+        norm: Norm,
+        experts: ExpertWeights,
+        scores: Sequence[mx.array],
+        link: mx.array,
+        number: int,
+    ) -> mx.array:
+        return mix_experts(link, norm, scores[number], experts, None, target=self.target)
+
+    def _parts(
+        self,
+        M: int,
+        experts: ExpertWeights,
+        scores: Sequence[mx.array],
+        h: mx.array,
+        nbytes: int,
+    ) -> None:
+        made = [experts_route(s, experts.top_k, target=self.target) for s in scores]
+        mx.eval(made)
+
+        def route(link: mx.array, number: int) -> mx.array:
+            given = mx.depends(scores[number], [link])
+            return experts_route(given, experts.top_k, target=self.target)[1]
+
+        (us,) = medians([chain(route, mx.zeros((1,)))], 3)
+        self.show("  route", us)
+        hidden = mx.random.normal((M, experts.top_k, experts.gate.shape[1]))
+        for rows, simdgroups in ((1, 1), (1, 4), (1, 8), (2, 4), (2, 8), (4, 4)):
+            if self.is_over():
+                return
+            cut = ExpertGeometry(rows, simdgroups)
+
+            def up(link: mx.array, number: int, cut: ExpertGeometry = cut) -> mx.array:
+                given = mx.depends(h, [link])
+                return experts_up(
+                    given, None, made[number][0], experts, target=self.target, geometry=cut
+                )
+
+            def down(link: mx.array, number: int, cut: ExpertGeometry = cut) -> mx.array:
+                given = mx.depends(hidden, [link])
+                return experts_down(
+                    given, *made[number], experts, dtype=DTYPE, target=self.target, geometry=cut
+                )
+
+            start = mx.zeros((1,))
+            up_us, down_us = medians([chain(up, start), chain(down, start)], 3)
+            self.show(f"  up   rows {rows} simdgroups {simdgroups}", up_us, nbytes * 2 // 3)
+            self.show(f"  down rows {rows} simdgroups {simdgroups}", down_us, nbytes // 3)
+
+    def sorted(self) -> None:
+        """Many rows: as they come, sorted by expert, sorted with dense matrices."""
+        for name, (E, k, inner, C) in EXPERTS.items():
+            experts = expert_weights(E, k, inner, C)
+            for T in SORTED:
+                if self.is_over():
+                    return
+                y = mx.random.normal((T, C)).astype(DTYPE)
+                ids, weights = route_reference(mx.random.normal((T, E)), k)
+                mx.eval(y, ids, weights)
+                dense = partial(mix_dense, experts=experts)
+                for form, mix in (
+                    ("as they come", partial(mix_experts_reference, experts=experts)),
+                    ("sorted", partial(mix_experts_sorted, experts=experts)),
+                    ("sorted, dense matrices", dense),
+                ):
+
+                    def call(
+                        link: mx.array,
+                        _: int,
+                        ids: mx.array = ids,
+                        weights: mx.array = weights,
+                        mix: Callable[..., mx.array] = mix,
+                    ) -> mx.array:
+                        return mix(link, ids, weights)
+
+                    (us,) = medians([chain(call, y, 2)], 3)
+                    self.show(f"experts {name}, {T} rows {form}", us)
+
+
+def mlx_mix(
+    norm: Norm, experts: ExpertWeights, scores: Sequence[mx.array], link: mx.array, number: int
+) -> mx.array:
+    """Experts as mlx-lm runs them."""
+    y, k = rms_norm_reference(link, norm), experts.top_k
+    shares = mx.softmax(scores[number], axis=-1, precise=True)
+    ids = mx.argpartition(-shares, kth=k - 1, axis=-1)[:, :k]
+    weights = mx.take_along_axis(shares, ids, axis=-1)
+    return mix_experts_reference(y, ids, weights / weights.sum(axis=-1, keepdims=True), experts)
+
+
+def mix_dense(y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights) -> mx.array:
+    """Sorted rows times matrices that are dequantized first."""
+    gate, up, down = (
+        mx.dequantize(w.codes, w.scales, w.biases, group_size=w.group_size, bits=4)
+        for w in quantized_of(experts)
+    )
+    return mix_experts_sorted(y, ids, weights, replace(experts, gate=gate, up=up, down=down))
+
+
+def quantized_of(experts: ExpertWeights) -> list[QuantizedWeight]:
+    given = (experts.gate, experts.up, experts.down)
+    return [w for w in given if isinstance(w, QuantizedWeight)]
+
+
+def expert_weights(E: int, k: int, inner: int, C: int) -> ExpertWeights:
+    def make(N: int, K: int) -> QuantizedWeight:
+        codes = mx.random.randint(0, 1 << 16, (E, N, K // 4)).astype(mx.uint16).view(mx.uint32)
+        scales, biases = (mx.random.normal((E, N, K // 64)).astype(DTYPE) * 0.01 for _ in range(2))
+        mx.eval(codes, scales, biases)
+        return QuantizedWeight(codes, scales, biases, 4, 64)
+
+    return ExpertWeights(make(inner, C), make(inner, C), make(C, inner), "silu", k)
+
+
+def delta_weights(heads: DeltaGeometry) -> DeltaWeights:
+    Hv = heads.num_value_heads
+    made = DeltaWeights(
+        mx.random.normal((heads.channels, heads.taps, 1)).astype(DTYPE),
+        mx.random.normal((Hv,)),
+        mx.random.normal((Hv,)),
+        Norm(mx.ones((heads.value_dim,), DTYPE), 1e-6),
+    )
+    mx.eval(made.conv, made.log_rate, made.dt_bias, made.norm.weight)
+    return made
+
+
+def delta_inputs(heads: DeltaGeometry, T: int) -> DeltaInputs:
+    Hv = heads.num_value_heads
+    widths = (heads.channels, heads.values, Hv, Hv)
+    parts = [mx.random.normal((T, width)).astype(DTYPE) for width in widths]
+    mx.eval(parts)
+    return DeltaInputs(*parts)
+
+
+def delta_states(heads: DeltaGeometry, count: int) -> list[DeltaState]:
+    states = [tuple(mx.random.normal(x.shape) for x in heads.zero_state()) for _ in range(count)]
+    mx.eval(states)
+    return states
+
+
+def delta_rows(
+    inputs: DeltaInputs, state: DeltaState, heads: DeltaGeometry, weights: DeltaWeights
+) -> tuple[mx.array, DeltaRows, mx.array]:
+    """Queries, row inputs and logarithms of the decay in MLX's operations."""
+    filtered = causal_conv_reference(inputs.qkv, state[0], weights.conv)
+    q, k, v = split_heads_reference(filtered, heads)
+    log_decay, beta = gates_reference(inputs.a, inputs.b, weights.log_rate, weights.dt_bias)
+    rows = DeltaRows(state, inputs.qkv, k, v, mx.exp(log_decay), beta, fold_reference)
+    return q, rows, log_decay
+
+
+def mlx_chunks(
+    inputs: DeltaInputs,
+    state: DeltaState,
+    heads: DeltaGeometry,
+    weights: DeltaWeights,
+    link: mx.array,
+    _: int,
+) -> mx.array:
+    """The layer in chunks of MLX's operations."""
+    q, rows, log_decay = delta_rows(inputs, state, heads, weights)
+    y, S = delta_chunks_reference(q, rows, log_decay)
+    return mx.depends(gated_norm_reference(y, link, weights.norm).astype(DTYPE), [S])
+
+
+def mlx_delta(
+    inputs: DeltaInputs,
+    states: Sequence[DeltaState],
+    heads: DeltaGeometry,
+    weights: DeltaWeights,
+    link: mx.array,
+    number: int,
+) -> mx.array:
+    """The layer with MLX's own gated delta update."""
+    q, rows, _ = delta_rows(inputs, states[number], heads, weights)
+    parts = [x.astype(DTYPE)[None] for x in (q, rows.k, rows.v)]
+    y, S = mx.fast.gated_delta_update(
+        *parts, rows.decay[None], rows.beta[None], states[number][1][None]
+    )
+    y = gated_norm_reference(y[0].astype(mx.float32), link, weights.norm).astype(DTYPE)
+    return mx.depends(y, [S])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--only", default="scan,delta,experts,sorted", help="comma separated")
+    parser.add_argument("--seconds", type=float, default=80.0)
+    arguments = parser.parse_args()
+    target = current_target()
+    if target is None:
+        sys.exit("gpu_mixers.py needs a GPU, but MLX computes on the CPU here")
+    bench = Bench(target, arguments.seconds)
+    for part in arguments.only.split(","):
+        {
+            "delta": bench.delta,
+            "scan": bench.scan,
+            "experts": bench.experts,
+            "sorted": bench.sorted,
+        }[part]()
+    if bench.is_over():
+        print("stopped: out of seconds", flush=True)
+
+
+if __name__ == "__main__":
+    main()
