@@ -8,6 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from kernels.cases_gpu_attention import AttentionCase
+from kernels.cases_gpu_delta import DeltaCase
+from kernels.cases_gpu_experts import ExpertCase
 from kernels.cases_gpu_heads import CASES as HEAD_CASES
 from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
@@ -19,6 +21,7 @@ from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.target import DeltaGeometry
 from turbospark.kernels.weights import Norm
 
 HALF, BRAIN = mx.float16, mx.bfloat16
@@ -48,6 +51,20 @@ def attention(case: AttentionCase) -> Callable[[GpuTarget], object]:
     return case.run
 
 
+def delta(T: int, key_dim: int, *, keep: int = 0) -> Callable[[GpuTarget], object]:
+    case = DeltaCase(DeltaGeometry(2, 4, key_dim, 128, 4), T, BRAIN, BRAIN, is_stacked=True)
+
+    def launch(target: GpuTarget) -> object:
+        rows = case.run(replace(target, name="cuda"), record=keep > 0)[2]
+        return None if rows is None else rows.replay(keep)
+
+    return launch
+
+
+def experts(case: ExpertCase) -> Callable[[GpuTarget], object]:
+    return lambda target: case.run(replace(target, name="cuda"))
+
+
 IN_BF16 = AttentionCase(1, (8, 2), 128, 300, 256, sealed=256, tail=128, dtype=BRAIN, kv_dtype=BRAIN)
 IN_WINDOW = AttentionCase(8, (8, 2), 256, 300, 256, sealed=256, tail=128, window=90, sinks=True)
 IN_THREE = ProductCase(8, (67, 9, 35), 4096, 64, BRAIN, BRAIN, norm="norm", bias=(1,))
@@ -63,6 +80,12 @@ LAUNCHES = {
     "a pair on tensor cores": product(IN_PAIR, int4_mma),
     "wide rows on tensor cores": product(IN_WIDE_ROWS, int4_mma),
     "odd groups on tensor cores": product(CASES[2], int4_mma),
+    "a delta net's row": delta(1, 128),
+    "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
+    "wide heads of a delta net": delta(2, 256),
+    "many rows of a delta net": delta(40, 128),
+    "experts": experts(ExpertCase(1, 16, 8, 2048, 512, 64, BRAIN, BRAIN, has_shared=True)),
+    "experts of odd widths": experts(ExpertCase(3, 12, 10, 320, 704, 64, HALF, HALF, "gelu_tanh")),
     "rows of a table": lambda target: int4_rows(
         mx.zeros((3,), mx.int32), quantized(37, 96, 4, 32)[0], 2.0, target=target
     ),
