@@ -21,6 +21,7 @@ from turbospark.runner.prompt import prompt_ids
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
 from turbospark.runner.serving import Serving, decide, remember, session_maker
+from turbospark.runner.turns import TurnLock, begun
 from turbospark.sessions.fingerprint import fingerprint
 from turbospark.sessions.pool import SessionPool
 from turbospark.sessions.session import Session
@@ -74,6 +75,7 @@ class Engine:
             self.runner.lock,
         )
         self._parked = Parked(self.runner)
+        self._whole = threading.RLock()
         self._told = False
         if config.session_slots > 1:
             self._tell()
@@ -135,14 +137,15 @@ class Engine:
             PromptError: the prompt is empty, no prompt, or too long. Nothing has moved.
             ProducerError: a forward pass failed; the next call starts over.
         """
-        with self.runner.lock:
+        with self._whole:
             return collect(self.stream(prompt, **options))
 
     def stream(self, prompt: Any, **options: Any) -> Iterator[GenerationResponse]:
         """Generate a text token by token; arguments and errors as for `generate`.
 
         Everything that can be refused is refused here, before the first step. The iterator may
-        be closed at any token; a later call on this engine ends it.
+        be closed at any token; a later call on this engine ends it. It waits for a `generate` of
+        another thread.
         """
         read = read_options(options, refused=_REFUSED)
         ids = prompt_ids(prompt, self.tokenizer, self.model.vocab_size)
@@ -150,7 +153,8 @@ class Engine:
         generation = admit(
             self.runner, self.tokenizer, ids, read, stop_ids=serving.stop_ids, chunk=serving.chunk
         )
-        return self._conversations.counted(self._parked, run(self.runner, generation))
+        responses = self._conversations.counted(self._parked, run(self.runner, generation))
+        return begun(responses, self._whole)
 
     def session(self, name: str = "") -> Conversation:
         """Open a conversation: caches of its own, reused turn after turn.
@@ -200,7 +204,7 @@ def _runner_maker(model: CausalModel, serving: Serving, drafter: Drafter) -> Run
         (live session or None for a new one, parked sessions at most, prefix reuse) -> runner.
     """
     # One step at a time: what several threads ask for takes turns, token by token.
-    lock = threading.RLock()
+    lock = TurnLock()
     new_session = session_maker(model, serving)
     block = serving.config.draft_block
 

@@ -373,6 +373,22 @@ def test_two_threads_interleave_two_conversations() -> None:
     assert found == [expected, expected]
 
 
+def test_threads_that_share_a_conversation_wait_for_each_other() -> None:
+    chat = scripted_engine().session()
+    threads = [
+        threading.Thread(target=lambda: [chat.send("hello", max_tokens=7) for _ in range(4)])
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone = scripted_engine().session()
+    for _ in range(12):
+        alone.send("hello", max_tokens=7)
+    assert chat.messages == alone.messages
+
+
 def test_a_message_asked_for_before_another_one_went_ahead_is_refused() -> None:
     chat = scripted_engine().session()
     late = chat.stream("late", max_tokens=3)

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,6 +110,28 @@ def test_two_threads_talk_at_once(engine: ts.Engine) -> None:
     alone = talk("alone")
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(talk, ["one", "two"])) == [alone, alone]
+
+
+@pytest.mark.parametrize("long", ["session", "generate"])
+def test_a_short_reply_does_not_wait_for_a_long_text_to_end(engine: ts.Engine, long: str) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def went_on(_done: int, _total: int) -> None:
+        begun.set()
+
+    def talk() -> None:
+        options = {"max_tokens": 400, "prompt_progress_callback": went_on}
+        say = engine.generate if long == "generate" else engine.session().send
+        say("a long story", **options)
+        ended.set()
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    assert begun.wait(30)
+    with engine.session() as chat:
+        assert len(chat.send("hello", max_tokens=3).token_ids) == 3
+    assert not ended.is_set()
+    thread.join()
 
 
 def test_quantized_on_loading_it_still_talks(tiny: Path) -> None:

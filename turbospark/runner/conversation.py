@@ -1,6 +1,7 @@
 """A conversation: one session that grows turn by turn and feeds nothing twice."""
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -12,6 +13,7 @@ from turbospark.runner.options import read_options
 from turbospark.runner.results import GeneratedText, GenerationResponse
 from turbospark.runner.runner import Runner
 from turbospark.runner.transcript import Transcript, Turn, as_message
+from turbospark.runner.turns import begun
 
 if TYPE_CHECKING:
     from turbospark.runner.conversations import Conversations
@@ -30,7 +32,8 @@ class Conversation:
     """Messages, and the ids behind them. A `with` statement closes it.
 
     With a chat template every message is a turn of it; without one, what is sent is text that
-    continues the text so far. Any thread may send, one at a time.
+    continues the text so far. Any thread may send; a message waits for the reply to the one
+    before it.
 
     Args:
         name: shown in messages.
@@ -47,6 +50,7 @@ class Conversation:
         self._transcript = transcript
         self._home = home
         self._closed = False
+        self._sending = threading.RLock()
         self._replying: object = None
         self._given_back = False
 
@@ -92,7 +96,8 @@ class Conversation:
             PromptError: the conversation is closed or the message is empty; nothing has moved.
             ContextLengthError: it does not fit; nothing has moved.
         """
-        return collect(self.stream(message, **options))
+        with self._sending:
+            return collect(self.stream(message, **options))
 
     def stream(
         self, message: str | Mapping[str, Any], **options: Any
@@ -114,7 +119,7 @@ class Conversation:
             stop_ids=home.serving.stop_ids,
             chunk=home.serving.chunk,
         )
-        return self._responses(sent, turn, generation, self._transcript.ids)
+        return begun(self._responses(sent, turn, generation, self._transcript.ids), self._sending)
 
     def reset(self) -> None:
         """Forget every message and start over; a reply in progress ends."""
