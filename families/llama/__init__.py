@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from families.llama.config import read_llama
+from families.llama.gguf import ARCHITECTURES, gguf_mapping
 from families.llama.model import LlamaModel
-from turbospark.nn.gguf import BLOCK_NAMES, Metadata, common_config
 from turbospark.nn.rope import read_rope
-from turbospark.protocols import Family, GGUFMapping
+from turbospark.protocols import Family
 
 
 def build(raw: Mapping[str, Any]) -> LlamaModel:
@@ -25,26 +25,8 @@ def build(raw: Mapping[str, Any]) -> LlamaModel:
     return LlamaModel(config, read_rope(raw, D, longest, theta=config.default_theta))
 
 
-def gguf_mapping(architecture: str) -> GGUFMapping:
-    """How a GGUF file of an architecture of the llama flow reads.
-
-    The metadata of `llama` and `qwen2` do not name a window, and llama.cpp uses none for them.
-    """
-
-    def config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-        fields = Metadata(metadata, architecture)
-        fields.refuse("attention.sliding_window", 0)
-        return common_config(fields) | {"model_type": architecture}
-
-    return GGUFMapping(
-        config=config,
-        names=BLOCK_NAMES | {"blk.{i}.ffn_norm": "model.layers.{i}.post_attention_layernorm"},
-        interleaved_rope=("q_proj", "k_proj") if architecture == "llama" else (),
-    )
-
-
 FAMILY = Family(
     name="llama",
     build=build,
-    gguf={name: gguf_mapping(name) for name in ("llama", "qwen2", "qwen3")},
+    gguf={name: gguf_mapping(name) for name in ARCHITECTURES},
 )

@@ -13,7 +13,11 @@ METADATA = {
     "attention.value_length": 10, "context_length": 90, "rope.freq_base": 5e5,
     "attention.layer_norm_rms_epsilon": 1e-5,
 }  # fmt: skip
-EXTRA = {"gemma3": {"attention.sliding_window": 7}}
+EXPERTS = {"expert_count": 7, "expert_used_count": 3}
+EXTRA = {
+    "gemma3": {"attention.sliding_window": 7},
+    "qwen3moe": EXPERTS | {"expert_feed_forward_length": 11},
+}
 ARCHITECTURES = known_types(GGUF_GROUP)
 
 
@@ -54,8 +58,31 @@ def test_every_parameter_has_a_gguf_name(architecture):
         name.rpartition(".")[0] for name, _ in tree_flatten(model_of(architecture).parameters())
     }
     assert parameters <= reached
-    strangers = {name for name in reached - parameters if not name.endswith(("q_norm", "k_norm"))}
-    assert not strangers
+    optional = ("q_norm", "k_norm")
+    if architecture == "llama":  # Mixtral's too
+        optional += ("mlp.gate", "experts.gate_proj", "experts.up_proj", "experts.down_proj")
+        mixtral = model_of("llama", **EXPERTS)
+        sparse = {name.rpartition(".")[0] for name, _ in tree_flatten(mixtral.parameters())}
+        assert sparse <= reached
+    if architecture == "qwen3moe":
+        optional += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    assert not {name for name in reached - parameters if not name.endswith(optional)}
+
+
+def test_mixtral_is_a_llama_with_experts():
+    config = config_of("llama", **EXPERTS)
+    assert config["model_type"] == "mixtral"
+    (plan, other) = model_of("llama", **EXPERTS).config.expert_plans
+    assert plan == other
+    assert (plan.count, plan.top_k, plan.inner, plan.renormalise) == (7, 3, 40, True)
+    assert config_of("llama", expert_count=0)["model_type"] == "llama"
+    with pytest.raises(ConfigError, match=r"lacks llama\.expert_used_count"):
+        config_of("llama", expert_count=7)
+
+
+def test_weights_of_qwen3moe_sum_to_one_as_in_llama_cpp():
+    (plan, _) = model_of("qwen3moe").config.expert_plans
+    assert (plan.count, plan.top_k, plan.inner, plan.renormalise) == (7, 3, 11, True)
 
 
 def test_gemma3_fixed_values_are_those_of_llama_cpp():
@@ -75,7 +102,9 @@ def test_gemma3_norms_lose_their_offset_and_llama_rows_their_order():
     assert gemma3.interleaved_rope == ()
     flow = resolve_family("llama", GGUF_GROUP).gguf
     assert flow["llama"].interleaved_rope == ("q_proj", "k_proj")
-    assert flow["qwen2"].interleaved_rope == flow["qwen3"].interleaved_rope == ()
+    assert {name: flow[name].interleaved_rope for name in flow if name != "llama"} == {
+        "qwen2": (), "qwen3": (), "qwen3moe": (),
+    }  # fmt: skip
     assert all(mapping.norm_offset == 0 for mapping in flow.values())
 
 
@@ -98,7 +127,7 @@ def test_rope_scaling_reads_old_and_new_keys(architecture):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("rope.scaling.type", "longrope"), ("expert_count", 8), ("attention.value_length", 12),
+        ("rope.scaling.type", "longrope"), ("attention.value_length", 12),
         ("rope.dimension_count", 6), ("attention.head_count_kv", [2, 3]),
     ],
 )  # fmt: skip
@@ -106,6 +135,12 @@ def test_rope_scaling_reads_old_and_new_keys(architecture):
 def test_metadata_not_implemented_are_refused_by_name(architecture, key, value):
     with pytest.raises(UnsupportedError, match=f"{architecture}.{key}|{key}"):
         config_of(architecture, **{key: value})
+
+
+@pytest.mark.parametrize("architecture", sorted({*ARCHITECTURES} - {"llama", "qwen3moe"}))
+def test_experts_where_there_are_none_are_refused_by_name(architecture):
+    with pytest.raises(UnsupportedError, match=rf"{architecture}\.expert_count=8"):
+        config_of(architecture, expert_count=8)
 
 
 @pytest.mark.parametrize("key", ["embedding_length", "block_count", "context_length"])
@@ -125,4 +160,4 @@ def test_a_window_in_a_flow_that_has_none_is_refused():
 
 
 def test_tiny_configurations_cover_the_architectures():
-    assert set(ARCHITECTURES) <= set(TINY)
+    assert {name.replace("qwen3moe", "qwen3_moe") for name in ARCHITECTURES} <= set(TINY)

@@ -49,8 +49,12 @@ class Metadata:
             raise UnsupportedError(f"GGUF metadata: {name}={value!r} is not implemented")
 
 
-def common_config(fields: Metadata) -> dict[str, Any]:
+def common_config(fields: Metadata, *, experts: bool = False) -> dict[str, Any]:
     """What every decoder's metadata says: sizes, heads, norm and RoPE.
+
+    Args:
+        fields: of the architecture.
+        experts: whether it may have routed experts, which the family then reads itself.
 
     Raises:
         ConfigError: a field is missing or malformed, or contradicts another.
@@ -66,7 +70,8 @@ def common_config(fields: Metadata) -> dict[str, Any]:
     head_dim = fields.read("attention.key_length", Size, hidden // heads)
     fields.refuse("attention.value_length", head_dim)
     fields.refuse("rope.dimension_count", head_dim)
-    fields.refuse("expert_count", 0)
+    if not experts:
+        fields.refuse("expert_count", 0)
     return {
         "hidden_size": hidden,
         "num_hidden_layers": fields.read("block_count", Depth),
