@@ -10,7 +10,9 @@ TABLE = Path(__file__).parents[2] / "families" / "README.md"
 
 def column(number):
     """Names in one column of the first table."""
-    rows = [line.split("|") for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    rows = [line.split("|") for line in TABLE.read_text().splitlines() if line.startswith("| `")][
+        1:
+    ]
     own = [row for row in rows if len(row) == 9]
     return {name for row in own for name in re.findall(r"`(\w+)`", row[number])}
 
