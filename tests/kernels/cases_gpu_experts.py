@@ -129,5 +129,6 @@ CASES = [
     ExpertCase(2, 5, 5, 320, 704, 64, BF16, F16, has_zero=True, has_shared=True, norm="plain"),
     ExpertCase(5, 33, 2, 64, 512, 64, mx.float32, BF16, norm="none", has_scale=True),
     ExpertCase(4, 6, 6, 192, 96, 32, F16, mx.float32, has_zero=True, has_shared=True),
+    ExpertCase(2, 4, 3, 1056, 32, 32, BF16, BF16, "gelu_tanh", norm="plain"),
 ]
 ROUTES = [(1, 1, 1), (3, 5, 2), (2, 32, 8), (7, 33, 6), (2, 129, 16), (3, 256, 8), (1, 512, 10)]

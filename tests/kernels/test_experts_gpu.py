@@ -131,8 +131,8 @@ def test_the_unit_serves_both_phases(phase: Phase, target: str) -> None:
         (3, "experts_up", "* -static_cast<float>(ZERO)", "", None),
         (0, "experts_up", "lane == 0 && ", "", "conflicting|race"),
         (0, "experts_down", "metal::fma(opening,", "metal::fma(1.0f,", None),
-        (2, "experts_down", "share[b] = weights[slot]", "share[b] = 0.5f", None),
-        (2, "experts_down", "rank += BATCH", "rank += 2 * BATCH", None),
+        (2, "experts_down", "share = weights[row * TOP + rank + b]", "share = 0.5f", None),
+        (3, "experts_down", "rank += BATCH", "rank += 2 * BATCH", None),
         (0, "experts_down", "&& n < N", "", "out of bounds|conflicting"),
     ],
 )  # fmt: skip

@@ -70,7 +70,7 @@ def takes(experts: ExpertWeights) -> bool:
         and gate.shape[0] <= MAX_EXPERTS
         and 1 <= experts.top_k <= min(MAX_TOP, gate.shape[0])
         and not isinstance(experts.activation, ClampedSwiGLU)
-        and experts.biases == (None, None, None)
+        and all(bias is None for bias in experts.biases)
     )
 
 
@@ -170,7 +170,7 @@ def experts_up(
             "I": inner,
             "K": K,
             "TOP": top_k,
-            "WORDS": 2 if K % 512 == 0 else 1,
+            "WORDS": _words(K),
             "NORM": norm is not None,
             "HAS_NORM_WEIGHT": weight is not None,
             "ACTIVATION": _ACTIVATIONS[str(experts.activation)],
@@ -242,8 +242,8 @@ def experts_down(
             "N": N,
             "I": inner,
             "TOP": top_k,
-            "WORDS": 2 if inner % 512 == 0 else 1,
-            "BATCH": next(n for n in (4, 3, 2, 1) if top_k % n == 0),
+            "WORDS": _words(inner),
+            "BATCH": next(n for n in (8, 4, 3, 2, 1) if n * cut.rows <= 8 and top_k % n == 0),
             "HAS_SHARED": shared is not None,
             "ROWS": cut.rows,
         },
@@ -300,6 +300,11 @@ def _arrays(w: QuantizedWeight) -> list[mx.array]:
 
 def _template(w: QuantizedWeight) -> dict[str, mx.Dtype | int | bool]:
     return {"GROUP": w.group_size, "HAS_BIASES": w.biases is not None, "ZERO": w.zero or 0}
+
+
+def _words(K: int) -> int:
+    """Words of eight codes that a lane takes at a time; with K it gives the order of sums."""
+    return 4 if K >= 1024 else 2 if K >= 512 else 1
 
 
 def _groups(columns: int, cut: ExpertGeometry) -> int:

@@ -9,36 +9,44 @@ float total[ROWS];
 UNROLL for (int r = 0; r < ROWS; r++) { total[r] = 0.0f; }
 for (int rank = 0; rank < TOP; rank += BATCH) {
   int expert[BATCH];
-  float share[BATCH];
+  float part[BATCH * ROWS];
   UNROLL for (int b = 0; b < BATCH; b++) {
-    const int slot = row * TOP + rank + b;
-    expert[b] = metal::max(0, metal::min(static_cast<int>(ids[slot]), E - 1)) * N;
-    share[b] = weights[slot];
+    expert[b] = metal::max(0, metal::min(static_cast<int>(ids[row * TOP + rank + b]), E - 1)) * N;
+    UNROLL for (int r = 0; r < ROWS; r++) { part[b * ROWS + r] = 0.0f; }
   }
-  for (int k = lane * 8 * WORDS; k < I; k += 32 * 8 * WORDS) {
-    Pack<uint, WORDS> words[BATCH * ROWS];
-    float scale[BATCH * ROWS];
-    float offset[BATCH * ROWS];
-    UNROLL for (int j = 0; j < BATCH * ROWS; j++) {
-      const int column = expert[j / ROWS] + metal::min(first + j % ROWS, N - 1);
-      const int group = column * (I / GROUP) + k / GROUP;
-      words[j] = load_pack<WORDS>(codes + column * (I / 8) + k / 8);
-      scale[j] = share[j / ROWS] * static_cast<float>(scales[group]);
-      offset[j] = HAS_BIASES ? share[j / ROWS] * static_cast<float>(biases[group])
-                             : scale[j] * -static_cast<float>(ZERO);
-    }
-    UNROLL for (int b = 0; b < BATCH; b++) {
-      UNROLL for (int w = 0; w < WORDS; w++) {
-        const int from = (row * TOP + rank + b) * I + k + 8 * w;
-        const Floats<8> value = load_floats<8>(hidden + from);
-        const float sum = sum_of(value);
-        const Floats<8> shifted = shifted_of(value);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-          const float dot = dot_word(words[b * ROWS + r].v[w], shifted);
-          const float before = metal::fma(offset[b * ROWS + r], sum, total[r]);
-          total[r] = metal::fma(scale[b * ROWS + r], dot, before);
+  for (int start = 0; start < I; start += 32 * 8 * WORDS) {
+    const int k = start + lane * 8 * WORDS;
+    if (k < I) {
+      Pack<uint, WORDS> words[BATCH * ROWS];
+      float scale[BATCH * ROWS];
+      float offset[BATCH * ROWS];
+      UNROLL for (int j = 0; j < BATCH * ROWS; j++) {
+        const int column = expert[j / ROWS] + metal::min(first + j % ROWS, N - 1);
+        const int group = column * (I / GROUP) + k / GROUP;
+        words[j] = load_pack<WORDS>(codes + column * (I / 8) + k / 8);
+        scale[j] = static_cast<float>(scales[group]);
+        offset[j] = HAS_BIASES ? static_cast<float>(biases[group])
+                               : scale[j] * -static_cast<float>(ZERO);
+      }
+      UNROLL for (int b = 0; b < BATCH; b++) {
+        UNROLL for (int w = 0; w < WORDS; w++) {
+          const int from = (row * TOP + rank + b) * I + k + 8 * w;
+          const Floats<8> value = load_floats<8>(hidden + from);
+          const float sum = sum_of(value);
+          const Floats<8> shifted = shifted_of(value);
+          UNROLL for (int r = 0; r < ROWS; r++) {
+            const int j = b * ROWS + r;
+            const float dot = dot_word(words[j].v[w], shifted);
+            part[j] = metal::fma(scale[j], dot, metal::fma(offset[j], sum, part[j]));
+          }
         }
       }
+    }
+  }
+  UNROLL for (int b = 0; b < BATCH; b++) {
+    const float share = weights[row * TOP + rank + b];
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      total[r] = metal::fma(share, part[b * ROWS + r], total[r]);
     }
   }
 }
