@@ -273,6 +273,7 @@ def test_bench_measures_and_names_what_ran(run: Run, tiny: str) -> None:
     drafted = json.loads(run("bench", "-m", tiny, *sizes, "--draft", "ngram", "--json")[1])
     assert [test["test"] for test in drafted["tests"]] == ["pp5", "pp9", "tg3", "dg3"]
     assert "accepted_per_position" in drafted["tests"][3]
+    assert (drafted["tests"][3]["reused_tokens"], drafted["tests"][3]["evicted"]) == (0, False)
     table = run("bench", "-m", tiny, *sizes)[1]
     assert "| tg3 " in table
     assert "reference" in table

@@ -139,7 +139,9 @@ def _drafted_row(engine: Engine, count: int, arguments: argparse.Namespace) -> d
         texts.append(drafted_text(engine, count))
         return texts[-1].generation_tps
 
-    return _row(f"dg{count}", _repeat(rate, arguments), None) | draft_fields(texts[-1])
+    row = _row(f"dg{count}", _repeat(rate, arguments), None)
+    reuse = {"reused_tokens": texts[-1].reused_tokens, "evicted": texts[-1].evicted}
+    return row | reuse | draft_fields(texts[-1])
 
 
 def _facts(engine: Engine, bandwidth: float, weight_bytes: int) -> dict[str, Any]:
