@@ -80,8 +80,8 @@ class StepRows(NamedTuple):
         sealed: rows of positions below lengths[0], as in `KVRows`; where there are none, the tail
             stands in.
         tail: rows of positions from lengths[0] on.
-        lengths: int32 [2], the position of the tail's first row and that of the step's first row.
-            All layers of a model share it.
+        lengths: int32 [2 or more], the position of the tail's first row and that of the step's
+            first row. All layers of a model share it.
     """
 
     sealed: RowBlock

@@ -58,6 +58,8 @@ class CompiledModel:
         self._graphs: dict[_Wish, Callable[..., Any]] = {}
         self._inputs: dict[_Wish, Mapping[int, RowInputs]] = {}
         self._recurrent: list[bool] = []
+        self._lengths: mx.array
+        self._follows: tuple[int, int] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
@@ -115,8 +117,12 @@ class CompiledModel:
             sealed, tail, boundary = cache.step_blocks(count)
             own = [] if sealed is tail else [sealed.k, sealed.v]
             given.append([tail.k, tail.v, *own])
-        lengths = mx.array([boundary, start], mx.int32)
-        changed, found = self._graph(wish)(tokens, lengths, given)
+        if self._follows != (boundary, start):
+            # Behind zeros it is no longer a small array, which would stay in the host's memory.
+            placed = mx.array([boundary, start], mx.int32)
+            self._lengths = mx.concatenate([placed, mx.zeros((2,), mx.int32)])
+        changed, found = self._graph(wish)(tokens, self._lengths, given)
+        self._lengths, self._follows = found["lengths"], (boundary, start + count)
         for cache, arrays in zip(caches, changed, strict=True):
             if cache.recurrent:
                 cache.advance(count, tuple(arrays))
@@ -152,7 +158,9 @@ class CompiledModel:
         ]
         output = self.model(tokens, caches, phase=Phase.DECODE, **wish._asdict())
         self._inputs[wish] = output.row_inputs
-        found: dict[str, Any] = {f"tap{tap}": output.taps[tap] for tap in wish.taps}
+        count = tokens.shape[0]
+        found: dict[str, Any] = {"lengths": lengths + mx.array([0, count, 0, 0], mx.int32)}
+        found |= {f"tap{tap}": output.taps[tap] for tap in wish.taps}
         found |= {f"rows{i}": list(rows.arrays()) for i, rows in output.row_inputs.items()}
         for name, array in (("logits", output.logits), ("hidden", output.hidden)):
             if array is not None:

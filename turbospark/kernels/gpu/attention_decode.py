@@ -10,7 +10,13 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.attention import attend_reference, first_key
 from turbospark.kernels.gpu import attention_geometry as geometry
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_target
+from turbospark.kernels.gpu.kernel import (
+    GpuTarget,
+    Kernel,
+    constant,
+    current_target,
+    resident,
+)
 from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
 from turbospark.kernels.target import HeadGeometry
 
@@ -147,7 +153,7 @@ def attention_step(
 @functools.lru_cache(maxsize=4)
 def lengths_of(boundary: int, start: int) -> mx.array:
     """What the kernels of a step are told: where the tail begins, where its first row stands."""
-    return mx.array([boundary, start], mx.int32)
+    return resident(mx.array([boundary, start], mx.int32))
 
 
 def takes(heads: HeadGeometry) -> bool:

@@ -9,7 +9,7 @@ from typing import Self
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, resident
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
@@ -56,7 +56,7 @@ class HeadUnit:
         v_norm: Norm | None = None,
     ) -> Self:
         """Put a layer's norms and embedding together."""
-        return cls(heads, (q_norm, k_norm, v_norm), rope, mx.array(rope.inv_freq))
+        return cls(heads, (q_norm, k_norm, v_norm), rope, resident(mx.array(rope.inv_freq)))
 
 
 def head_norm_rope(

@@ -183,8 +183,20 @@ def header(target: GpuTarget, only: str = "") -> str:
 
 @functools.cache
 def constant(value: float | tuple[float, ...]) -> mx.array:
-    """Numbers as bodies take them: an array of float32."""
-    return mx.array(value if isinstance(value, tuple) else [value], mx.float32)
+    """Numbers as bodies take them: an array of float32, with zeros behind them on a GPU."""
+    return resident(mx.array(value if isinstance(value, tuple) else [value], mx.float32))
+
+
+def resident(values: mx.array) -> mx.array:
+    """Numbers [n] in the GPU's own memory, with zeros behind them.
+
+    What the host writes may stay in the host's memory, and every read of it crosses the bus.
+    """
+    if on_cpu():
+        return values
+    copy = mx.concatenate([values, mx.zeros((4,), values.dtype)])
+    mx.eval(copy)  # pyright: ignore[reportUnknownMemberType]
+    return copy
 
 
 @functools.cache
