@@ -5,6 +5,8 @@
 const int lane = static_cast<int>(thread_index_in_simdgroup);
 const int row = static_cast<int>(thread_position_in_grid.z);
 const int first = static_cast<int>(thread_position_in_grid.y) * ROWS;
+// Asked for first: an array this small may lie in the host's memory.
+const float score = HAS_SHARED ? static_cast<float>(gate[row]) : 0.0f;
 float total[ROWS];
 UNROLL for (int r = 0; r < ROWS; r++) { total[r] = 0.0f; }
 for (int rank = 0; rank < TOP; rank += BATCH) {
@@ -50,8 +52,7 @@ for (int rank = 0; rank < TOP; rank += BATCH) {
     }
   }
 }
-const float opening =
-    HAS_SHARED ? 1.0f / (1.0f + metal::precise::exp(-static_cast<float>(gate[row]))) : 0.0f;
+const float opening = 1.0f / (1.0f + metal::precise::exp(-score));
 UNROLL for (int r = 0; r < ROWS; r++) {
   const int n = first + r;
   float value = simd_sum(total[r]);
