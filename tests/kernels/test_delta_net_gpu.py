@@ -105,7 +105,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
         (2, "delta_net", "if (part == 0) { scale = scale * query_scale; }", "", None),
         (2, "delta_net", "+ 1e-6f", "+ 1e-1f", None),
         (1, "delta_net", "* gates[M + m]", "", None),
-        (1, "delta_net", "+ numbers[0]", "", None),
+        (1, "delta_net", ", numbers[0])", ", 0.0f)", None),
         (2, "delta_net", "a_strides[0]", "b_strides[0] * 0", None),
         (4, "delta_scan", BARRIER, "", "race on|uninitialised"),
         (4, "delta_scan", "const int present = 1 - buffer;", "const int present = buffer;",

@@ -126,7 +126,7 @@ def test_the_unit_serves_both_phases(phase: Phase, target: str) -> None:
         (2, "experts_route", "if (!RENORMALISE)", "if (false)", None),
         (2, "experts_up", "slot / TOP * K", "0", None),
         (0, "experts_up", "squares = metal::fma", "float other = metal::fma", None),
-        (0, "experts_up", "+ numbers[0]", "", None),
+        (0, "experts_up", ", numbers[0])", ", 0.0f)", None),
         (1, "experts_up", "value.v[i] * factor.v[i]", "value.v[i]", None),
         (3, "experts_up", "* -static_cast<float>(ZERO)", "", None),
         (0, "experts_up", "lane == 0 && ", "", "conflicting|race"),

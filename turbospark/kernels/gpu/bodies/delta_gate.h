@@ -11,8 +11,8 @@ Floats<(DV + 31) / 32> values;
 UNROLL for (int i = 0; i < (DV + 31) / 32; i++) {
   values.v[i] = x[held * DV + metal::min(lane + 32 * i, DV - 1)];
 }
-const float mean = square_sum<DV>(values, lane) * (1.0f / static_cast<float>(DV));
-const float scale = inverse_root(mean + numbers[0]);
+const float squares = square_sum<DV>(values, lane);
+const float scale = inverse_root(metal::fma(squares, 1.0f / static_cast<float>(DV), numbers[0]));
 UNROLL for (int i = 0; i < (DV + 31) / 32; i++) {
   const int d = lane + 32 * i;
   if (item < rows * HV && d < DV) {

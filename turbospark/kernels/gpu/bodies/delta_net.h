@@ -138,8 +138,9 @@ for (int m = simdgroup; m < M; m += SIMDGROUPS) {
   UNROLL for (int i = 0; i < (DV + 31) / 32; i++) {
     x.v[i] = read[m * DV + metal::min(lane + 32 * i, DV - 1)];
   }
-  const float mean = square_sum<DV>(x, lane) * (1.0f / static_cast<float>(DV));
-  const float scale = inverse_root(mean + numbers[0]);
+  const float squares = square_sum<DV>(x, lane);
+  const float scale =
+      inverse_root(metal::fma(squares, 1.0f / static_cast<float>(DV), numbers[0]));
   UNROLL for (int i = 0; i < (DV + 31) / 32; i++) {
     const int d = lane + 32 * i;
     if (d < DV) {

@@ -56,8 +56,8 @@ for (int start = 0; start < K; start += 32 * 8 * WORDS) {
 }
 float inverse = 1.0f;
 if (NORM) {
-  const float mean = simd_sum(squares) * (1.0f / static_cast<float>(K));
-  inverse = metal::precise::rsqrt(mean + numbers[0]);
+  const float mean = metal::fma(simd_sum(squares), 1.0f / static_cast<float>(K), numbers[0]);
+  inverse = metal::precise::rsqrt(mean);
 }
 UNROLL for (int r = 0; r < ROWS; r++) {
   const float gate_value = simd_sum(gate[r]) * inverse;

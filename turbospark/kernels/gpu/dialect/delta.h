@@ -3,8 +3,10 @@
 // log(1 + exp(x))
 FUNC float soft_plus(float x) {
   const float small = metal::precise::exp(-metal::max(x, -x));
-  const float series = small * metal::fma(small, metal::fma(small, 0.33333333f, -0.5f), 1.0f);
-  return metal::max(x, 0.0f) + (small < 0.01f ? series : metal::precise::log(1.0f + small));
+  const float series = metal::fma(small, metal::fma(small, 0.33333333f, -0.5f), 1.0f);
+  const float above = metal::max(x, 0.0f);
+  return small < 0.01f ? metal::fma(small, series, above)
+                       : above + metal::precise::log(1.0f + small);
 }
 
 FUNC float sigmoid_of(float x) { return 1.0f / (1.0f + metal::precise::exp(-x)); }
