@@ -88,12 +88,13 @@ class HostMatrices:
         self._use_huge_pages = host.library.ts_use_huge_pages
         self._use_huge_pages.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._kept: list[Any] = []
+        self._sizes: dict[int, int] = {}
         pairs = list(zip(weights, biases, strict=True))
         self.native = (NativeMatrix * len(pairs))()
         for index, (weight, bias) in enumerate(pairs):
             self._fill(self.native[index], weight, bias)
-        self.rows = [weight.shape[0] for weight in weights]
-        self.columns = weights[0].shape[1]
+        self.rows = [weight.shape[-2] for weight in weights]
+        self.columns = weights[0].shape[-1]
         self._pending = [products.request(weight) for weight in weights]
 
     def settle(self) -> None:
@@ -111,7 +112,7 @@ class HostMatrices:
         return ctypes.addressof(self.native) + index * ctypes.sizeof(NativeMatrix)
 
     def _fill(self, native: NativeMatrix, weight: Weight, bias: mx.array | None) -> None:
-        native.rows, native.columns = weight.shape
+        native.rows, native.columns = weight.shape[-2:]
         if bias is not None:
             native.added = self._keep(bias.astype(mx.float32))
         if not isinstance(weight, QuantizedWeight):
@@ -131,13 +132,57 @@ class HostMatrices:
         array = mx.contiguous(array)
         self._kept.append(array)
         start = address(array)
+        self._sizes[start] = array.nbytes
         self._use_huge_pages(start, array.nbytes)
         return start
 
 
-def is_supported(weight: Weight) -> bool:
-    """Whether the host target has products for a weight."""
-    if len(weight.shape) != 2 or 0 in weight.shape:
+class HostStacks(HostMatrices):
+    """The native form of stacked weights [E, N, K]: E matrices each, one stack behind the other."""
+
+    def __init__(
+        self,
+        host: Host,
+        products: Products,
+        weights: Sequence[Weight],
+        biases: Sequence[mx.array | None],
+    ) -> None:
+        super().__init__(host, products, weights, biases)
+        self._count = weights[0].shape[0]
+        firsts = self.native
+        self.native = (NativeMatrix * (self._count * len(weights)))()
+        for index, first in enumerate(firsts):
+            for expert in range(self._count):
+                self._copy(first, expert, self.native[index * self._count + expert])
+
+    def settle(self) -> None:
+        """Wait for the products.
+
+        Raises:
+            KernelError: one of them does not compile.
+        """
+        for index, future in enumerate(self._pending):
+            for expert in range(self._count):
+                self.native[index * self._count + expert].product = future.result()
+        self._pending = []
+
+    def at(self, index: int) -> int:
+        """The address of a stack's first `ts::Matrix`."""
+        return super().at(index * self._count)
+
+    def _copy(self, first: NativeMatrix, expert: int, to: NativeMatrix) -> None:
+        """Describe one matrix of the stack that `first` is the beginning of."""
+        ctypes.memmove(ctypes.byref(to), ctypes.byref(first), ctypes.sizeof(NativeMatrix))
+        for name in ("data", "scales", "biases", "added"):
+            start: int | None = getattr(first, name)
+            if start is not None:
+                step = self._sizes[start] // self._count
+                setattr(to, name, start + expert * step)
+
+
+def is_supported(weight: Weight, dimensions: int = 2) -> bool:
+    """Whether the host target has products for a weight of so many dimensions."""
+    if len(weight.shape) != dimensions or 0 in weight.shape:
         return False
     if not isinstance(weight, QuantizedWeight):
         return weight.dtype in _ELEMENTS

@@ -8,6 +8,7 @@ import mlx.core as mx
 from turbospark.kernels.host.attention import Attention, RotatedHeads
 from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
 from turbospark.kernels.host.delta_net import DeltaStep
+from turbospark.kernels.host.experts import ExpertMix
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
 from turbospark.kernels.target import (
@@ -98,8 +99,10 @@ class HostKernels:
         return DeltaStep(self._host, heads, weights)
 
     def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
-        """None: experts run MLX's operations."""
-        return None
+        weights = (experts.gate, experts.up, experts.down)
+        if not all(is_supported(weight, dimensions=3) for weight in weights):
+            return None  # MXFP4 is MLX's
+        return ExpertMix(self._host, self._products, norm, experts)
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None

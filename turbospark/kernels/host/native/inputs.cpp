@@ -46,25 +46,32 @@ Inputs::Inputs(Carver& carver, const InputShape& shape, int thread, int threads)
   product_scratch_ += thread * shape.product_scratch;
 }
 
-void Inputs::pack(Crew& crew, const float* x, const Norm* norm) {
+void Inputs::pack(Crew& crew, const float* x, const Norm* norm, const int32_t* from) {
+  x_ = x;
+  from_ = from;
   if (shape_.prefill) {
-    crew.share(tiles_.count, 1, [&](int64_t t, int64_t) { pack_tile(x, norm, t); });
+    crew.share(tiles_.count, 1, [&](int64_t t, int64_t) { pack_tile(norm, t); });
   } else if (shape_.rows == 1) {  // cheaper to repeat than to wait for
-    waiting_ = x;
+    waiting_ = source(0);
     waiting_norm_ = norm;
   } else {
-    crew.share(shape_.rows, 1,
-               [&](int64_t m, int64_t) { pack_row(x + m * shape_.columns, norm, m); });
+    crew.share(shape_.rows, 1, [&](int64_t m, int64_t) { pack_row(source(m), norm, m); });
   }
 }
 
 void Inputs::multiply(const Matrix& w, int64_t first, int64_t last, float* y, int64_t stride) {
+  multiply_part(w, 0, shape_.rows, first, last, y, stride);
+}
+
+void Inputs::multiply_part(const Matrix& w, int64_t at, int64_t count, int64_t first, int64_t last,
+                           float* y, int64_t stride) {
   if (waiting_) pack_row(waiting_, waiting_norm_, own_);
   waiting_ = nullptr;
   if (shape_.prefill) {
-    w.product->prefill(w, tiles_, first, last, y, stride, product_scratch_);
+    const Tiles part = tiles_.part(at / LANES, count);
+    w.product->prefill(w, part, first, last, y, stride, product_scratch_);
   } else {
-    const Rows rows{shape_.rows, shape_.columns, packed_[own_], packed_.sums_step};
+    const Rows rows{count, shape_.columns, packed_[own_ + at], packed_.sums_step};
     w.product->decode(w, rows, first, last, y, stride);
   }
 }
@@ -108,12 +115,11 @@ void Inputs::finish_row(int64_t at) {
   }
 }
 
-void Inputs::pack_tile(const float* x, const Norm* norm, int64_t tile) {
-  const int64_t K = shape_.columns, first = tile * LANES;
+void Inputs::pack_tile(const Norm* norm, int64_t tile) {
+  const int64_t first = tile * LANES;
   for (int64_t i = 0; i < LANES; i++) {
     // Rows beyond the last repeat it: their products are computed and thrown away.
-    const int64_t m = smaller_of(first + i, shape_.rows - 1);
-    pack_row(x + m * K, norm, own_ + i);
+    pack_row(source(smaller_of(first + i, shape_.rows - 1)), norm, own_ + i);
   }
   const Row row = packed_[own_];
   const auto turn = [&](const void* from, void* to, int64_t words) {

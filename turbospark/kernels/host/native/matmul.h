@@ -62,6 +62,15 @@ struct Tiles {
   int16_t* whole;                // [count][padded / 2][LANES][2]
   float* scales;                 // [count][padded / 32][LANES]
   int32_t* sums;                 // [count][padded / 16][LANES]: sums of 16 columns
+
+  // `some` rows from the first of a tile on.
+  Tiles part(int64_t tile, int64_t some) const {
+    const int64_t size = padded(columns) * LANES;
+    auto at = [tile](auto* base, int64_t length) { return base ? base + tile * length : base; };
+    return {some,           columns,        (some + LANES - 1) / LANES,     at(values, size),
+            at(high, size), at(low, size),  at(whole, size),
+            at(scales, size / SCALE_SPAN),  at(sums, size / 16)};
+  }
 };
 
 struct Matrix;
