@@ -294,7 +294,7 @@ def test_a_later_call_ends_an_earlier_stream_by_name() -> None:
     stream = engine.stream("hello", max_tokens=20)
     next(stream)
     assert engine.generate("other", max_tokens=3).generation_tokens == 3
-    with pytest.raises(ProducerError, match="ended by a later one"):
+    with pytest.raises(ProducerError, match="ended by a later use"):
         next(stream)
 
 

@@ -180,7 +180,7 @@ def test_reset_ends_a_reply_in_progress() -> None:
     stream = chat.stream("hello", max_tokens=9)
     next(stream)
     chat.reset()
-    with pytest.raises(ProducerError, match="ended by a later one"):
+    with pytest.raises(ProducerError, match="ended by a later use"):
         next(stream)
     assert chat.messages == []
 
@@ -280,7 +280,7 @@ def test_a_fork_ends_a_reply_in_progress_and_shares_what_was_given(after: int) -
     assert fork.messages == chat.messages
     assert fork.runner.session.text_ids == chat.runner.session.text_ids
     if after:
-        with pytest.raises(ProducerError, match="ended by a later one"):
+        with pytest.raises(ProducerError, match="ended by a later use"):
             next(stream)
     fork.messages[:] = []
     assert len(chat.messages) == (2 if after else 0)

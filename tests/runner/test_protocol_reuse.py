@@ -377,21 +377,16 @@ def test_a_prompts_end_is_kept_a_little_before_it() -> None:
 
 
 def test_a_new_turn_closes_the_one_left_between_two_tokens() -> None:
-    runner = scripted_runner()
+    runner = scripted_runner(slots=2)
     closed: list[str] = []
-    first = runner.begin_turn()
-    runner.close_at_next_turn(lambda: closed.append("first"))
-    runner.check_turn(first)
-    assert closed == []
-    second = runner.begin_turn()
-    assert closed == ["first"]
-    runner.check_turn(second)
-    with pytest.raises(ProducerError, match="ended by a later one"):
-        runner.check_turn(first)
-    runner.close_at_next_turn(lambda: closed.append("second"))
-    runner.close_at_next_turn(None)
+    turn(runner, [1, 2, 3])
+    runner.session.suspended = lambda: closed.append("parked")
+    runner.reset()
+    runner.session.suspended = lambda: closed.append("live")
     runner.begin_turn()
-    assert closed == ["first"]
+    assert closed == ["live", "parked"]
+    runner.begin_turn()
+    assert closed == ["live", "parked"]
 
 
 def test_what_a_step_calls_cannot_drive_the_same_session() -> None:

@@ -46,7 +46,7 @@ def test_a_later_turn_settles_a_reply_that_was_left_standing(kind: str, given: i
     assert_drafter_follows(runner)
     longer = [*PROMPT, *whole[:given], 3]
     assert text(runner, longer).token_ids == text(make(None), longer).token_ids
-    with pytest.raises(ProducerError, match="ended by a later one"):
+    with pytest.raises(ProducerError, match="ended by a later use"):
         next(responses)
     assert runner.session.fed_ids.ids[: len(longer)] == longer
 

@@ -21,6 +21,7 @@ from turbospark.runner.speculative import Drafting
 from turbospark.runner.token_step import NOTHING_DRAFTED, Step
 from turbospark.sampling.device import DevicePicker, serves
 from turbospark.sampling.select import Chooser, check_callable
+from turbospark.sessions.session import Session
 from turbospark.speculation.adaptive import BlockPolicy
 
 _FINISH = {
@@ -60,7 +61,6 @@ def admit(
     *,
     stop_ids: frozenset[int],
     chunk: int,
-    policy: BlockPolicy | None = None,
 ) -> Generation:
     """Check everything that can be refused; nothing has moved when this returns or raises.
 
@@ -71,8 +71,6 @@ def admit(
         options: the call's own.
         stop_ids: ids that end the text.
         chunk: prompt tokens of one pass, where the call does not say.
-        policy: how many tokens a round proposes, where the call does not say; by default what
-            `runner` has learnt.
 
     Raises:
         PromptError: the prompt is empty or holds an id outside the vocabulary.
@@ -99,10 +97,7 @@ def admit(
         stops=config.stop,
         max_tokens=budget,
     )
-    if options.draft == "off":
-        policy = None
-    elif options.draft_block is not None or policy is None:
-        policy = choose_policy(runner, options.draft_block)
+    policy = None if options.draft == "off" else choose_policy(runner, options.draft_block)
     return Generation(ids, chooser, sink, options.prefill_chunk or chunk, options, policy)
 
 
@@ -125,8 +120,7 @@ def run(
     """
     began = time.perf_counter()
     with runner.lock:
-        turn = runner.begin_turn()
-        runner.session.settle()  # where another runner left a generation in it
+        runner.begin_turn()
         with runner.stepping():
             fed = prefill(
                 runner,
@@ -135,26 +129,20 @@ def run(
                 progress=generation.options.prompt_progress_callback,
             )
         drafting, off_reason = open_drafting(runner, generation.chooser, generation.policy)
-    report = _Reporter(generation, fed, began, drafting, off_reason)
-    if fed.logits is None:
+        report = _Reporter(generation, fed, began, drafting, off_reason)
+        live = None
+        if fed.logits is not None:
+            live = _Suspended(runner.session, _steps(runner, generation, fed.logits, drafting))
+    if live is None:
         yield report.cancelled()
         return
-    chooser, sink = generation.chooser, generation.sink
-    if drafting is None and runner.steps_ahead and serves(chooser):
-        steps = decode_ahead(runner, fed.logits, DevicePicker(chooser), sink)
-    else:
-        steps = decode(runner, fed.logits, chooser, sink, drafting)
-    live = _Suspended(runner, steps)
     try:
         while True:
             with runner.lock, runner.stepping():
-                runner.check_turn(turn)
-                live.check()
-                step = next(steps, None)
+                step = live.step()
                 if step is None:
                     return
                 response = report.step(step)
-                live.give(step.choice.token)
                 if on_step is not None:
                     on_step(response)
             yield response
@@ -163,35 +151,45 @@ def run(
             live.close()
 
 
+def _steps(
+    runner: Runner, generation: Generation, logits: mx.array, drafting: Drafting | None
+) -> Generator[Step]:
+    chooser, sink = generation.chooser, generation.sink
+    if drafting is None and runner.steps_ahead and serves(chooser):
+        return decode_ahead(runner, logits, DevicePicker(chooser), sink)
+    return decode(runner, logits, chooser, sink, drafting)
+
+
 class _Suspended:
     """A generation between two of its tokens, which a later one may have to end."""
 
-    def __init__(self, runner: Runner, steps: Generator[Step]) -> None:
-        self._runner, self._steps = runner, steps
-        self._session = runner.session
+    def __init__(self, session: Session, steps: Generator[Step]) -> None:
+        self._session, self._steps = session, steps
         self._last: int | None = None
         self._open = True
-        runner.close_at_next_turn(self.close)
-        self._session.suspended = self.close
+        session.suspended = self.close
 
-    def check(self) -> None:
-        """Refuse to go on once it was ended."""
+    def step(self) -> Step | None:
+        """The next token; None at the end.
+
+        Raises:
+            ProducerError: a later use of the session has ended it.
+        """
         if not self._open:
             raise ProducerError(
                 f"this generation was ended by a later use of {self._session!r}; use a session of "
                 "its own for each text that runs beside another"
             )
-
-    def give(self, token: int) -> None:
-        """Note the token that is given out: it belongs to the text and was not fed."""
-        self._last = self._session.pending = token
+        step = next(self._steps, None)
+        if step is not None:  # a token that is given out belongs to the text and was not fed
+            self._last = self._session.pending = step.choice.token
+        return step
 
     def close(self) -> None:
         """Leave the session with the tokens given, the last of them pending."""
         if not self._open:
             return
         self._open = False
-        self._runner.close_at_next_turn(None)
         self._session.suspended = None
         self._steps.close()
         if self._last is not None:

@@ -1,7 +1,7 @@
 """The producer that a model and its sessions make together: reuse, taint, plain passes."""
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -63,8 +63,6 @@ class TargetRunner:
             Traits.of(model, self.pool.live.caches, self.drafter), reuse=prefix_reuse
         )
         self._vision: Mapping[int, Any] | None = None
-        self._turn = 0
-        self._suspended: Callable[[], None] | None = None
         self._stepping = False
         self._equip()
 
@@ -91,29 +89,16 @@ class TargetRunner:
         served = refusal("launch", self._traits) is None
         return served and isinstance(self.steps, CompiledModel)
 
-    def begin_turn(self) -> int:
-        """Announce a generation; those before it may not go on.
-
-        One that was left between two of its tokens is closed first, so that no round is open.
+    def begin_turn(self) -> None:
+        """Announce a generation; one that was left between two of its tokens is ended.
 
         Raises:
             ProducerError: this is called from inside a step of it; nothing has moved.
         """
         self._check_idle()
-        close, self._suspended = self._suspended, None
-        if close is not None:
-            close()
+        for session in (self.session, *self.pool.parked):
+            session.settle()
         self.pool.begin_turn()
-        self._turn += 1
-        return self._turn
-
-    def check_turn(self, turn: int) -> None:
-        """Refuse to go on with a generation that another one has ended."""
-        if turn != self._turn:
-            raise ProducerError(
-                "this generation was ended by a later one on the same session; use a session "
-                "of its own for each text that runs beside another"
-            )
 
     @contextmanager
     def stepping(self) -> Generator[None]:
@@ -128,10 +113,6 @@ class TargetRunner:
             yield
         finally:
             self._stepping = False
-
-    def close_at_next_turn(self, close: Callable[[], None] | None) -> None:
-        """Say how the generation that runs now is closed; None once it has ended."""
-        self._suspended = close
 
     def reset(self) -> None:
         """Drop the live conversation, or park it where the pool has places; start at position 0.
