@@ -27,9 +27,12 @@ def host(mode, threads=2):
 
 
 def stack(N, columns, kind, seed):
-    """Matrices [E, N, columns]: floats, bfloat16, or a number of bits in groups of 32."""
+    """Matrices [E, N, columns]: floats, bfloat16, MXFP4, or a number of bits in groups of 32."""
+    dense = rows(E * N, columns, seed=seed).reshape(E, N, columns) * 0.2
+    if kind == "mxfp4":
+        packed = mx.quantize(dense * 2.0 ** -(seed % 3), 32, 4, mode="mxfp4")
+        return QuantizedWeight(*packed, None, 4, 32, mode="mxfp4")
     if kind in ("float", "bfloat16"):
-        dense = rows(E * N, columns, seed=seed).reshape(E, N, columns) * 0.2
         return dense.astype(mx.bfloat16) if kind == "bfloat16" else dense
     parts = [quantized(N, columns, kind, 32, seed=seed + e, zero=kind == 5)[0] for e in range(E)]
     biases = None if kind == 5 else mx.stack([part.biases for part in parts])
@@ -75,7 +78,9 @@ def agrees(experts, phase, mode, shared=None, norm=NORM):
         assert mx.array_equal(run(H[part], SCORES[part], own, phase), got[part])
 
 
-LAYOUTS = [(4, 4, 4), (5, 8, 6), ("float", "float", "float"), ("bfloat16", 4, "float")]
+LAYOUTS = [
+    (4, 4, 4), (5, 8, 6), ("float", "float", "float"), ("bfloat16", 4, "float"), ("mxfp4",) * 3,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -149,11 +154,8 @@ def test_scores_that_are_not_numbers_give_a_row_that_is_none(phase):
 
 def test_what_is_not_implemented_is_left_to_mlx():
     group = stack(INNER, C, 4, 10)
-    packed = mx.quantize(rows(E * INNER, C).reshape(E, INNER, C), 32, 4, mode="mxfp4")
-    foreign = QuantizedWeight(*packed, None, 4, 32, mode="mxfp4")
-    for gate in (foreign, group.codes):
-        experts = ExpertWeights(gate, group, stack(C, INNER, 4, 30), "silu", K)
-        assert host("exact").routed_experts(NORM, experts) is None
+    experts = ExpertWeights(group.codes, group, stack(C, INNER, 4, 30), "silu", K)
+    assert host("exact").routed_experts(NORM, experts) is None
 
 
 def test_rows_that_do_not_belong_together_are_refused():

@@ -13,7 +13,7 @@ from turbospark.kernels.embedding import embedding_reference
 from turbospark.kernels.host.target import HostKernels
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
-from turbospark.kernels.weights import Norm
+from turbospark.kernels.weights import Norm, QuantizedWeight
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
@@ -121,6 +121,14 @@ def test_embedding_rows_of_a_dense_table():
     table, tokens = rows(11, 5).astype(mx.bfloat16), mx.array([10, 3], mx.int32)
     got = host("exact").embedding(table, 1.0)(tokens)
     assert mx.array_equal(got, table[tokens].astype(mx.float32))
+
+
+def test_embedding_rows_of_four_bit_floats_are_exact():
+    words = np.arange(256, dtype=np.uint8).view(np.uint32).reshape(16, 4)  # every pair of codes
+    scales = (np.arange(16, dtype=np.uint8) * 16 + 2)[:, None]
+    table = QuantizedWeight(mx.array(words), mx.array(scales), None, 4, 32, mode="mxfp4")
+    got = host("exact").embedding(table, 1.0)(mx.arange(16))
+    assert mx.array_equal(got, embedding_reference(mx.arange(16), table, 1.0))
 
 
 @pytest.mark.parametrize("token", [-1, 41])

@@ -13,6 +13,7 @@ from turbospark.kernels.host.library import MODES, Host, address
 from turbospark.kernels.weights import BITS, GROUP_SIZES, Norm, QuantizedWeight, Weight
 
 _ELEMENTS = {mx.float32: 0, mx.float16: 1, mx.bfloat16: 2}
+_HALF_POWER, _FP4_ZERO = 3, 12  # of MXFP4: `ts::HALF_POWER` and `ts::FP4_ZERO`
 
 
 class NativeMatrix(ctypes.Structure):
@@ -56,12 +57,15 @@ class Products:
             if mode == "int8" and self._host.isa != "avx512":
                 mode = "pair"  # without 8-bit dot products both forms are 16 bits wide
             name = f"matmul-b{weight.bits}g{weight.group_size}-{mode}"
-            defines = (
+            defines = [
                 f"TS_BITS={weight.bits}",
                 f"TS_GROUP={weight.group_size}",
                 f"TS_MODE={MODES.index(mode)}",
-            )
-            unit = Unit("matmul_quantized.cpp", defines)
+            ]
+            if weight.mode == "mxfp4":
+                name = f"matmul-mxfp4-{mode}"
+                defines.append("TS_FP4")
+            unit = Unit("matmul_quantized.cpp", tuple(defines))
         else:
             name, unit = "matmul-dense", Unit("matmul_dense.cpp")
         if name not in self._wanted:
@@ -95,7 +99,7 @@ class HostMatrices:
             self._fill(self.native[index], weight, bias)
         self.rows = [weight.shape[-2] for weight in weights]
         self.columns = weights[0].shape[-1]
-        self._pending = [products.request(weight) for weight in weights]
+        self._pending: list[Future[int]] = [products.request(weight) for weight in weights]
 
     def settle(self) -> None:
         """Wait for the products.
@@ -118,6 +122,10 @@ class HostMatrices:
         if not isinstance(weight, QuantizedWeight):
             native.element = _ELEMENTS[weight.dtype]
             native.data = self._keep(weight)
+            return
+        if weight.mode == "mxfp4":
+            native.element, native.zero = _HALF_POWER, _FP4_ZERO
+            native.data, native.scales = self._keep(weight.codes), self._keep(weight.scales)
             return
         scales, offsets = weight.scales, weight.biases
         if offsets is not None and offsets.dtype != scales.dtype:
@@ -186,9 +194,11 @@ def is_supported(weight: Weight, dimensions: int = 2) -> bool:
         return False
     if not isinstance(weight, QuantizedWeight):
         return weight.dtype in _ELEMENTS
+    if weight.mode == "mxfp4":
+        return True
     known = weight.bits in BITS and weight.group_size in GROUP_SIZES
     middle = weight.zero in {None, 0, 1 << (weight.bits - 1)}
-    return known and middle and weight.mode == "affine" and weight.scales.dtype in _ELEMENTS
+    return known and middle and weight.scales.dtype in _ELEMENTS
 
 
 class HostNorm:

@@ -101,7 +101,7 @@ class HostKernels:
     def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
         weights = (experts.gate, experts.up, experts.down)
         if not all(is_supported(weight, dimensions=3) for weight in weights):
-            return None  # MXFP4 is MLX's
+            return None
         return ExpertMix(self._host, self._products, norm, experts)
 
     def output_head(

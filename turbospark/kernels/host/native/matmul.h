@@ -7,7 +7,7 @@
 
 namespace ts {
 
-enum Element : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
+enum Element : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, HALF_POWER = 3 };
 enum Form : int32_t { FLOATS = 1, INTEGERS = 2 };  // how a product takes its activations
 
 constexpr int64_t CHUNK = 64;       // codes that decode handles at once; inputs are padded to it
@@ -101,8 +101,20 @@ struct Matrix {
   const Product* product;
 };
 
+inline int64_t element_bytes(int32_t element) {
+  return element == FLOAT32 ? 4 : element == HALF_POWER ? 1 : 2;
+}
+
+// HALF_POWER: byte e is 2^(e - 128), half of what it is in MXFP4, whose codes count halves.
+inline F load_powers(const uint8_t* from, int count) {
+  I bits = I{};
+  for (int i = 0; i < count; i++) bits[i] = from[i] > 1 ? (from[i] - 1) << 23 : 0;
+  return (F)bits;
+}
+
 inline F load_elements(const void* base, int64_t index, int32_t element, int count = LANES) {
   if (element == FLOAT32) return load_first(static_cast<const float*>(base) + index, count);
+  if (element == HALF_POWER) return load_powers(static_cast<const uint8_t*>(base) + index, count);
   const H bits = load_halves(static_cast<const uint16_t*>(base) + index, count);
   return element == FLOAT16 ? from_float16(bits) : from_bfloat16(bits);
 }

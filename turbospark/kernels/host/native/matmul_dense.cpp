@@ -5,8 +5,6 @@
 namespace ts {
 namespace {
 
-inline int64_t element_bytes(int32_t element) { return element == FLOAT32 ? 4 : 2; }
-
 template <int32_t ELEMENT>
 struct DenseProduct {
   template <int M>

@@ -1,5 +1,5 @@
 // One width of quantized matrices: compiled with TS_BITS, TS_GROUP and TS_MODE
-// (0 exact, 1 pair, 2 int8).
+// (0 exact, 1 pair, 2 int8), and with TS_FP4 where the codes are floats.
 #include "matmul_exact.h"
 #if TS_MODE == 0
 #elif defined(TS_AVX512)

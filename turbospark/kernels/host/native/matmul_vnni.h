@@ -19,7 +19,7 @@ template <int BITS, int GROUP, bool PAIR>
 struct IntegerProduct {
   static constexpr int STEP = GROUP < SCALE_SPAN ? GROUP : SCALE_SPAN;  // one scale on each side
   static constexpr int CHUNKS = LANES * STEP / CHUNK;                   // of a window of scales
-  static constexpr int RAISED = 8 - BITS;
+  static constexpr int RAISED = FP4 ? 3 : 8 - BITS;  // a float's halves need five bits
 
   Unpacker<BITS, RAISED> raise;
   __m512i steps_of_lanes, minus_zero, has_zero;

@@ -26,7 +26,7 @@ struct Layout {
 };
 
 inline void prefetch_scales(const Matrix& w, int64_t index) {
-  prefetch(static_cast<const char*>(w.scales) + index * (w.element == FLOAT32 ? 4 : 2));
+  prefetch(static_cast<const char*>(w.scales) + index * element_bytes(w.element));
 }
 
 struct QuantizedRows {
