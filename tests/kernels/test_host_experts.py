@@ -92,7 +92,7 @@ def test_experts_of_every_layout(kinds, mode, phase):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("mode", ["exact", "pair"])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", CLAMPED], ids=str)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu_erf", CLAMPED], ids=str)
 def test_biased_experts_with_every_activation(activation, mode, phase):
     agrees(experts_of((4, 8, 4), activation, biased=True), phase, mode)
 

@@ -78,7 +78,7 @@ def test_projected_residual(mode, phase, post):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("mode", ["exact", "pair"])
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu_erf"])
 @pytest.mark.parametrize("residual", [True, False])
 def test_gated_mlp(mode, phase, activation, residual):
     gate, up, down = matrix(INNER, C, 12), matrix(INNER, C, 13, bits=5), matrix(C, INNER, 14)

@@ -1,3 +1,5 @@
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -52,6 +54,9 @@ def test_activations_equal_their_formulas_in_double():
     gelu = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
     np.testing.assert_allclose(np.array(activate_reference(got, "silu")), silu, atol=1e-6)
     np.testing.assert_allclose(np.array(activate_reference(got, "gelu_tanh")), gelu, atol=1e-6)
+    exact = np.array([0.5 * one * (1 + math.erf(one / math.sqrt(2))) for one in x])
+    np.testing.assert_allclose(np.array(activate_reference(got, "gelu_erf")), exact, atol=1e-6)
+    assert np.abs(exact - gelu).max() > 4e-4
 
 
 def test_reference_kernels_have_no_bodies():

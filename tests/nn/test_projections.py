@@ -1,3 +1,5 @@
+import math
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -69,7 +71,7 @@ def test_projected_residual_adds_the_normed_product(post):
     close(ProjectedResidual(projection, after)(x, residual, Phase.DECODE), expected)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu_erf"])
 @pytest.mark.parametrize("residual", [True, False])
 def test_gated_mlp_composes_its_parts(activation, residual):
     before, after = norm(8), norm(9)
@@ -81,6 +83,8 @@ def test_gated_mlp_composes_its_parts(activation, residual):
     g = y @ wg.T
     if activation == "silu":
         act = g / (1 + np.exp(-g))
+    elif activation == "gelu_erf":
+        act = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2)))
     else:
         act = 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
     expected = normed((act * (y @ wu.T)) @ wd.T, after) + (wide(h) if residual else 0)

@@ -10,10 +10,12 @@ from turbospark.kernels.weights import Activation, ClampedSwiGLU
 def activate_reference(x: mx.array, activation: Activation) -> mx.array:
     """Apply an activation element by element.
 
-    silu is x * sigmoid(x); gelu_tanh is the tanh form of GELU.
+    silu is x * sigmoid(x); gelu_erf is GELU, gelu_tanh its approximation by a tanh.
     """
     if activation == "silu":
         return x * mx.sigmoid(x)
+    if activation == "gelu_erf":
+        return 0.5 * x * (1 + mx.erf(x * math.sqrt(0.5)))
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
     return 0.5 * x * (1 + mx.tanh(inner))
 

@@ -65,6 +65,11 @@ class Rope:
         inv_freq, magnitude = rope_frequencies(kind, theta, head_dim, **values)
         return cls(inv_freq, head_dim, magnitude, traditional)
 
+    @classmethod
+    def still(cls, head_dim: int) -> Self:
+        """No rotation, for layers that do not know positions: every pair's frequency is 0."""
+        return cls(np.zeros(head_dim // 2, np.float32), head_dim)
+
     def rotation(self, offset: int, count: int) -> tuple[Table, Table]:
         """Cos and sin [count, P] of positions offset .. offset + count - 1, times magnitude."""
         memo, key = self._memo.tables, (offset, count)

@@ -89,7 +89,7 @@ class DeltaWeights:
     norm: Norm
 
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ QUANTIZATIONS = {
 """Every spelling of the option `quantize`."""
 
 CAREFUL_BITS = 8
-_ROUTERS = ("gate", "router", "router.proj", "shared_expert_gate")
+_ROUTERS = ("gate", "router", "router.proj", "shared_expert_gate", "g_proj")
 
 
 def parse_quantize(value: str | None) -> Quantization | None:
@@ -55,7 +55,7 @@ def parse_quantize(value: str | None) -> Quantization | None:
 def quantization_for(path: str, width: int, wish: Quantization) -> Quantization | None:
     """What a matrix gets, or None where its width does not divide into groups.
 
-    Routers and Gemma's per-layer tables get 8 bits: they are small and lose most.
+    Routers, gates of heads and Gemma's per-layer tables get 8 bits: they are small and lose most.
 
     Args:
         path: the module's path.

@@ -25,8 +25,8 @@ class HeadNormRope(Unit):
         heads: HeadGeometry,
         rope: Rope,
         *,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
+        q_norm: RMSNorm | Norm | None = None,
+        k_norm: RMSNorm | Norm | None = None,
         v_norm: Norm | None = None,
     ) -> None:
         self._heads, self._rope = heads, rope
@@ -128,5 +128,5 @@ class Attend(Unit):
         return attend(q, cast(Any, rows), self._scale, self._window, sinks)
 
 
-def _value(norm: RMSNorm | None) -> Norm | None:
-    return None if norm is None else norm.value
+def _value(norm: RMSNorm | Norm | None) -> Norm | None:
+    return norm.value if isinstance(norm, RMSNorm) else norm

@@ -63,6 +63,7 @@ class CausalLM(nn.Module):
         embed: TokenEmbedding,
         *,
         softcap: float | None = None,
+        factor: float = 1.0,
     ) -> None:
         super().__init__()
         self._sizes = config
@@ -71,7 +72,7 @@ class CausalLM(nn.Module):
         matrix: Embedding | Linear = decoder.embed_tokens
         if not config.tie_word_embeddings:
             self.lm_head = matrix = Linear(config.hidden_size, config.vocab_size)
-        self.head = OutputHead(decoder.norm, matrix, softcap=softcap)
+        self.head = OutputHead(decoder.norm, matrix, softcap=softcap, factor=factor)
 
     @property
     def vocab_size(self) -> int:

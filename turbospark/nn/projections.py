@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from turbospark.errors import ShapeError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.embedding import embedding_reference
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
@@ -129,17 +130,35 @@ class GatedMLP(Unit):
 
 
 class OutputHead(Unit):
-    """float32 logits: the final norm, the head, and a softcap where a family has one."""
+    """float32 logits: the final norm, the head, and a softcap where a family has one.
+
+    Args:
+        norm: the final norm, if it is the head's to apply.
+        table_or_linear: the head.
+        softcap: bound of the logits.
+        factor: of the logits before the softcap; it is multiplied into the norm's weight.
+
+    Raises:
+        ShapeError: there is a factor and no norm to take it.
+    """
 
     def __init__(
-        self, norm: RMSNorm | None, table_or_linear: Matrix, *, softcap: float | None = None
+        self,
+        norm: RMSNorm | None,
+        table_or_linear: Matrix,
+        *,
+        softcap: float | None = None,
+        factor: float = 1.0,
     ) -> None:
+        if norm is None and factor != 1.0:
+            raise ShapeError(f"a head without a norm cannot multiply its logits by {factor}")
         self._norm, self._matrix, self._softcap = norm, table_or_linear, softcap
+        self._factor = factor
         self._run: Transform | None = None
 
     def bind(self, kernels: KernelSet) -> None:
         weight, bias = self._matrix.value, _bias(self._matrix)
-        self._run = kernels.output_head(_value(self._norm), weight, bias, self._softcap)
+        self._run = kernels.output_head(self._scaled_norm(), weight, bias, self._softcap)
         self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
@@ -147,11 +166,17 @@ class OutputHead(Unit):
         return self._run(h, phase) if self._run else self.reference(h)
 
     def reference(self, h: mx.array) -> mx.array:
-        y = rms_norm_reference(h, _value(self._norm))
+        y = rms_norm_reference(h, self._scaled_norm())
         logits = _project(y, self._matrix).astype(mx.float32)
         if self._softcap is None:
             return logits
         return mx.tanh(logits / self._softcap) * self._softcap
+
+    def _scaled_norm(self) -> Norm | None:
+        norm = _value(self._norm)
+        if norm is None or norm.weight is None or self._factor == 1.0:
+            return norm
+        return Norm(norm.weight.astype(mx.float32) * self._factor, norm.eps)
 
 
 def _value(norm: RMSNorm | None) -> Norm | None:

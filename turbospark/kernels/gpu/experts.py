@@ -12,7 +12,7 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.int4_product import FLOATS, GROUP_SIZES, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
 from turbospark.kernels.target import SharedRows
-from turbospark.kernels.weights import ClampedSwiGLU, ExpertWeights, Norm, QuantizedWeight, Weight
+from turbospark.kernels.weights import ExpertWeights, Norm, QuantizedWeight, Weight
 
 ROUTE = Kernel("experts_route", ("scores", "scale"), ("ids", "weights"), helpers=("experts.h",))
 UP = Kernel(
@@ -69,7 +69,7 @@ def takes(experts: ExpertWeights) -> bool:
         and _layout(gate) == _layout(up)
         and gate.shape[0] <= MAX_EXPERTS
         and 1 <= experts.top_k <= min(MAX_TOP, gate.shape[0])
-        and not isinstance(experts.activation, ClampedSwiGLU)
+        and experts.activation in _ACTIVATIONS
         and all(bias is None for bias in experts.biases)
     )
 

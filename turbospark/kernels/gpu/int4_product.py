@@ -20,7 +20,7 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 Template = dict[str, mx.Dtype | int | bool]
 
-_ACTIVATIONS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+ACTIVATIONS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +105,7 @@ class Int4Product:
             "HAS_NORM_WEIGHT": self.norm is not None and self.norm.weight is not None,
             "HAS_BIAS": has_bias,
             "RESIDUAL": self.residual,
-            "ACTIVATION": _ACTIVATIONS[self.activation],
+            "ACTIVATION": ACTIVATIONS[self.activation],
             "SOFTCAP": self.softcap is not None,
         }
 

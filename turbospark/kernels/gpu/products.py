@@ -9,7 +9,14 @@ import mlx.core as mx
 from turbospark.errors import KernelError
 from turbospark.kernels.gpu import int4_mma, rms_norm
 from turbospark.kernels.gpu.int4_gemv import vector_product
-from turbospark.kernels.gpu.int4_product import MAX_PARTS, MAX_ROWS, Int4Product, are_alike, takes
+from turbospark.kernels.gpu.int4_product import (
+    ACTIVATIONS,
+    MAX_PARTS,
+    MAX_ROWS,
+    Int4Product,
+    are_alike,
+    takes,
+)
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
@@ -85,6 +92,7 @@ class Products:
             or len(weights) > MAX_PARTS
             or not are_alike(quantized)
             or (activation is not None and len(widths) > 1)
+            or activation not in ACTIVATIONS
             or len({bias.dtype for bias in biases if bias is not None}) > 1
         ):
             return None

@@ -19,7 +19,7 @@ from turbospark.kernels.host.products import HostMatrices, HostNorm, Products
 from turbospark.kernels.weights import Activation, Norm, Weight
 from turbospark.protocols import Phase
 
-_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh")
+_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "gelu_erf")
 _SETUP = (("threads", ctypes.c_int32), ("mode", ctypes.c_int32))
 _POINTER, _COUNT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 

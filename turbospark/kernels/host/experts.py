@@ -12,8 +12,8 @@ from turbospark.kernels.target import SharedRows
 from turbospark.kernels.weights import ClampedSwiGLU, ExpertWeights, Norm
 from turbospark.protocols import Phase
 
-_ACTIVATIONS = ("silu", "gelu_tanh")
-_CLAMPED = 2
+_ACTIVATIONS = ("silu", "gelu_tanh", "gelu_erf")
+_CLAMPED = 3
 _POINTER, _COUNT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 
 

@@ -10,7 +10,7 @@
 
 namespace ts {
 
-constexpr int32_t CLAMPED = 2;  // beside Activation: (up + 1) * gate * sigmoid(alpha * gate)
+constexpr int32_t CLAMPED = 3;  // beside Activation: (up + 1) * gate * sigmoid(alpha * gate)
 
 struct ExpertsPlan {
   Setup setup;

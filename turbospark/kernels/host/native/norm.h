@@ -33,9 +33,22 @@ inline void norm_row(const Norm& norm, const float* x, int64_t columns, float* t
   }
 }
 
-enum Activation : int32_t { SILU = 0, GELU_TANH = 1 };
+enum Activation : int32_t { SILU = 0, GELU_TANH = 1, GELU_ERF = 2 };
+
+// x times the normal distribution's share below x: max(x, 0) - |x| times the share beyond |x|,
+// by Abramowitz and Stegun 7.1.26, whose share is within 7.5e-8.
+inline F gelu_erf(F x) {
+  const F size = absolute(x);
+  const F t = 1.0f / fma(size, splat(0.3275911f * 0.70710678f), splat(1.0f));
+  F share = fma(t, splat(0.5f * 1.061405429f), splat(0.5f * -1.453152027f));
+  share = fma(share, t, splat(0.5f * 1.421413741f));
+  share = fma(share, t, splat(0.5f * -0.284496736f));
+  share = fma(share, t, splat(0.5f * 0.254829592f)) * t * exponential(x * x * -0.5f);
+  return larger(x, splat(0.0f)) - size * share;
+}
 
 inline F activate(int32_t activation, F x) {
+  if (activation == GELU_ERF) return gelu_erf(x);
   F inner = x;
   if (activation == GELU_TANH) {  // 0.5 x (1 + tanh(u)) is x * sigmoid(2 u)
     const float twice = 1.5957691216057308f;  // 2 * sqrt(2 / pi)
