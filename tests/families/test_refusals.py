@@ -34,7 +34,7 @@ def test_a_value_not_implemented_is_refused_by_name(model_type, key, value):
 @pytest.mark.parametrize("scaling", ["rope_scaling", "rope_parameters"])
 def test_dynamic_rope_is_refused_everywhere(model_type, scaling):
     kind = {"rope_type": "dynamic", "factor": 2.0}
-    if scaling == "rope_parameters" and model_type.startswith("gemma"):
+    if scaling == "rope_parameters" and model_type.startswith(("gemma", "spark")):
         kind = {"full_attention": kind}
     with pytest.raises(UnsupportedError, match="dynamic"):
         build(model_type, **{scaling: kind})

@@ -84,6 +84,18 @@ def _older_qwen3_moe(config: dict[str, Any]) -> None:
     config["num_experts"] = config.pop("num_local_experts")
 
 
+def _older_muse(config: dict[str, Any]) -> None:
+    """As the lists' defaults have it."""
+    text = config["text_config"]
+    flat_rope()(text)
+    del text["layer_types"], text["layer_rope_theta"]
+
+
+def _older_spark(config: dict[str, Any]) -> None:
+    for name in ("layer_types", "rms_norm_eps", "tie_word_embeddings"):
+        config.pop(name, None)
+
+
 def _untied(config: dict[str, Any]) -> None:
     flat_rope("type")(config)
     del config["tie_word_embeddings"]
@@ -191,6 +203,58 @@ _GPT_OSS = {
     "pad_token_id": 0,
 }
 
+# Epsilons so large that taking one for the other shows.
+_MUSE = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": WINDOW,
+    "qk_scale_factor": 3.87,
+    "output_multiplier": 0.5,
+    "final_logit_softcapping": 2.0,
+    "rms_norm_eps": 0.02,
+    "post_norm_eps": 0.3,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0},
+    "bos_token_id": 0,
+    "eos_token_id": 319,
+}
+_TINY_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "pos_emb_height": 4,
+    "pos_emb_width": 4,
+    "max_position_embeddings": 16,
+}
+_SPARK = {
+    "vocab_size": 320,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "sliding_window": WINDOW,
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
+    "gate_attn_act_mode": "sigmoid",
+    "headwise_attn_output_gate": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 5_000_000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    },
+}
+
 _GEMMA3_DRAW = {"centred_norms": True, "embedding_spread": 0.09}
 _GEMMA4_DRAW = {"embedding_spread": 0.09}
 _TIED_DRAW = {"embedding_spread": 0.25}
@@ -259,6 +323,23 @@ RECIPES: dict[str, Recipe] = {
         )
     ),
     "gemma4_ple": _gemma4(
+def _muse(older: Patch, **text: Any) -> Recipe:
+    return Recipe(
+        "MuseGlimmerConfig",
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "text_config": _MUSE | text,
+            "vision_config": _TINY_TOWER,
+            "out_hidden_size": 128,
+            "projector_hidden_size": 48,
+            "image_token_id": 318,
+            "video_token_id": 317,
+        },
+        older,
+        {"centred_norms": True, "plain_norms": ["model.language_model.norm.weight"]},
+    )
+
+
         dict(
             _GEMMA4,
             hidden_size_per_layer_input=64,
@@ -466,3 +547,25 @@ RECIPES: dict[str, Recipe] = {
         tie_word_embeddings=False,
     ),
 }
+    "muse_glimmer": _muse(_older_muse),
+    # Windows and rotation listed apart: a full layer rotates, one with a window does not.
+    "muse_glimmer_lists": _muse(
+        lambda config: flat_rope()(config["text_config"]),
+        num_hidden_layers=5,
+        attention_bias=True,
+        layer_types=["full_attention", *["sliding_attention"] * 3, "full_attention"],
+        layer_rope_theta=[20_000.0, 0, 20_000.0, 20_000.0, 0],
+    ),
+    "spark2_5": Recipe("SparkConfig", "SparkForCausalLM", dict(_SPARK), _older_spark, _TIED_DRAW),
+    "spark2_5_untied": Recipe(
+        "SparkConfig",
+        "SparkForCausalLM",
+        dict(
+            _SPARK,
+            num_hidden_layers=3,
+            tie_word_embeddings=False,
+            rms_norm_eps=1e-5,
+            layer_types=["full_attention", "sliding_attention", "full_attention"],
+        ),
+        lambda config: None,
+    ),

@@ -55,6 +55,17 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma4": _GEMMA4,
     "gemma4_text": _GEMMA4,
     "gpt_oss": _GPT_OSS,
+_MUSE = _LLAMA | {
+    "num_hidden_layers": 5, "sliding_window": WINDOW, "output_multiplier": 0.5,
+    "final_logit_softcapping": 2.0, "post_norm_eps": 0.01,
+}  # fmt: skip
+_SPARK = _LLAMA | {
+    "num_hidden_layers": 4, "sliding_window": WINDOW,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 5e6, "partial_rotary_factor": 0.4},
+        "sliding_attention": {"rope_theta": 1e4},
+    },
+}  # fmt: skip
     "llama": _LLAMA | {"attention_bias": True, "mlp_bias": True},
     "mistral": _LLAMA | {"sliding_window": WINDOW},
     "mixtral": _MIXTRAL,
@@ -66,6 +77,8 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_text": _QWEN3_5,
 }
+    "muse_glimmer": _MUSE,
+    "muse_glimmer_text": _MUSE,
 
 
 def tiny_model(model_type: str, **changes: Any) -> Any:
@@ -73,6 +86,7 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     config = TINY[model_type] | {"model_type": model_type} | changes
     model: Any = resolve_family(model_type).build(config)
     mx.random.seed(11)
+    "spark2_5": _SPARK,
     for path, value in tree_flatten(model.parameters()):
         assert isinstance(value, mx.array)
         spread = 0.2 if value.ndim == 1 else value.shape[-1] ** -0.5

@@ -21,6 +21,7 @@ def draw_weights(
     centred_norms: bool = False,
     embedding_spread: float = 1.0,
     gate_spread: float | None = None,
+    plain_norms: Sequence[str] = (),
 ) -> dict[str, np.ndarray]:
     """Draw every tensor of a checkpoint.
 
@@ -30,6 +31,7 @@ def draw_weights(
         centred_norms: norms are stored as weight - 1 (Gemma 3).
         embedding_spread: standard deviation of the embedding tables' values.
         gate_spread: that of the experts' gate and up matrices, where another one is wanted.
+        plain_norms: norms that are stored as they multiply although the others are not.
 
     Returns:
         Name to float32 array.
@@ -38,9 +40,10 @@ def draw_weights(
     for name, shape in sorted(shapes.items()):
         spread, centre = _size(name, shape)
         # Qwen 3.5's norm of a recurrent layer's heads is stored as it multiplies.
-        if "norm" in name and centred_norms and "linear_attn" not in name:
+        is_plain = "linear_attn" in name or name in plain_norms
+        if "norm" in name and centred_norms and not is_plain:
             centre = 0.0
-        if "embed_tokens" in name:
+        if "embed_tokens" in name or name.endswith(".embedding.weight"):
             spread = embedding_spread
         if name.endswith(".experts.gate_up_proj"):
             spread = gate_spread or spread
@@ -127,9 +130,9 @@ def int4_layout(name: str, shape: Sequence[int]) -> tuple[int, int] | None:
     """Bits and group size of a tensor in the INT4 checkpoint of the same model; None for float.
 
     As MLX checkpoints have it: matrices, tables and experts in 4 bit, routers in 8 bit, norms,
-    biases and scalars not at all.
+    biases, scalars and gates of heads not at all.
     """
-    if len(shape) < 2 or shape[-1] % 64 or name.endswith("_bias"):
+    if len(shape) < 2 or shape[-1] % 64 or name.endswith(("_bias", ".g_proj.weight")):
         return None
     is_router = "router" in name or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
     return (8 if is_router else 4), 64
