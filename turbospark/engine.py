@@ -163,6 +163,9 @@ class Engine:
             name: the same name gives the same conversation, until it is closed, from whatever
                 part of a program it is asked for; the engine keeps it. Without a name it is a new
                 one each time, which lives as long as somebody holds it.
+
+        Raises:
+            OptionError: the name is no text.
         """
         self._tell()
         return self._conversations.open(name)

@@ -5,6 +5,7 @@ import gc
 import pickle
 import threading
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -219,6 +220,19 @@ def test_a_name_gives_the_same_conversation_until_it_is_closed() -> None:
     assert again.messages == []
     alice.close()
     assert engine.session("alice") is again
+
+
+@pytest.mark.parametrize("name", [None, 5, ["alice"]])
+def test_a_name_is_text(tmp_path: Path, name: Any) -> None:
+    engine = scripted_engine()
+    chat = engine.session()
+    chat.save(tmp_path / "a")
+    calls = [lambda: engine.session(name), lambda: chat.fork(name)]
+    if name is not None:
+        calls.append(lambda: engine.load_session(tmp_path / "a", name))
+    for call in calls:
+        with pytest.raises(OptionError, match=f"name of type {type(name).__name__}: give text"):
+            call()
 
 
 def test_a_named_conversation_is_kept_and_a_nameless_one_goes_with_its_last_holder() -> None:

@@ -302,6 +302,49 @@ def test_arrays_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
         engine.load_session(tmp_path / "b")
 
 
+WRONG: dict[str, list[Any]] = {
+    "caches": [None, 5], "pending": ["x", []], "drafter": [None, 3], "name": [None, 7, []],
+    "fingerprint": [None, "x", []], "messages": [None, "x", [1], {}], "written": [5, []],
+    "prompt_end": [None, "x", 0, 10_000],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("whole") / "a"
+    chat = scripted_engine(ScriptedModel(recurrent=1)).session("alice")
+    chat.send("hello", max_tokens=3)
+    chat.save(path)
+    return path
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_of_another_kind_is_refused_by_name(whole: Path, tmp_path: Path, name: str) -> None:
+    engine = scripted_engine(ScriptedModel(recurrent=1))
+    values, arrays = read_file(whole)
+    assert name in values
+    files = [values | {name: wrong} for wrong in WRONG[name]]
+    if name != "prompt_end":
+        files.append({other: value for other, value in values.items() if other != name})
+    for wrong in files:
+        write_file(tmp_path / "b", wrong, arrays)
+        with pytest.raises(CheckpointError, match=r"b (is damaged|cannot go on here): "):
+            engine.load_session(tmp_path / "b")
+    assert engine.session("alice").messages == []
+
+
+@pytest.mark.parametrize("name", ["fed_ids", "ids", "prompt_end.2.0"])
+def test_an_array_of_another_kind_is_refused(whole: Path, tmp_path: Path, name: str) -> None:
+    engine = scripted_engine(ScriptedModel(recurrent=1))
+    values, arrays = read_file(whole)
+    array = arrays.pop(name)
+    for wrong in ({}, {name: array.astype(mx.float32)}, {name: array[None]}):
+        write_file(tmp_path / "b", values, arrays | wrong)
+        with pytest.raises(CheckpointError, match=r"b (is damaged|cannot go on here): "):
+            engine.load_session(tmp_path / "b")
+    assert engine.session("alice").messages == []
+
+
 def test_a_damaged_file_is_refused_and_the_engine_stays_usable(tmp_path: Path) -> None:
     engine = scripted_engine()
     chat = engine.session("a")

@@ -133,3 +133,18 @@ def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(sav
     with pytest.raises(OptionError, match="not JSON serializable"):
         write_file(saved, {"messages": [{"content": object()}]}, {})
     assert read_file(saved)[0] == VALUES
+
+
+@pytest.mark.parametrize("path", [None, 5, b"a"])
+def test_what_is_no_path_is_refused_by_type(path: object) -> None:
+    for call in (lambda: read_file(path), lambda: write_file(path, VALUES, ARRAYS)):  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=f"of type {type(path).__name__}: give a path"):
+            call()
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_a_path_that_no_file_can_have_is_refused(path: str) -> None:
+    with pytest.raises(OptionError, match="cannot be saved as"):
+        write_file(path, VALUES, ARRAYS)
+    with pytest.raises(SourceError, match="no session can be read from"):
+        read_file(path)

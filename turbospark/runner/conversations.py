@@ -19,7 +19,7 @@ from turbospark.runner.transcript import Transcript
 from turbospark.sessions.budget import ByteBudget
 from turbospark.sessions.file import read_file, write_file
 from turbospark.sessions.fingerprint import Fingerprint, differences, drafter_identity
-from turbospark.sessions.saved import export_session, restore_session
+from turbospark.sessions.saved import check_kinds, export_session, restore_session
 from turbospark.sessions.session import Session
 
 
@@ -83,7 +83,12 @@ class Conversations:
         return Named() if named is None else named
 
     def open(self, name: str) -> Conversation:
-        """The open conversation of a name, or a new one; without a name always a new one."""
+        """The open conversation of a name, or a new one; without a name always a new one.
+
+        Raises:
+            OptionError: the name is no text.
+        """
+        _check_text(name)
         with self._lock:
             return self._named.get(name) or self._adopted(name, self._new_runner(None))
 
@@ -139,6 +144,10 @@ class Conversations:
             CheckpointError: it is damaged, or was saved under something else; it says what.
         """
         values, arrays = read_file(path)
+        try:
+            check_kinds(values, arrays)
+        except CheckpointError as error:
+            raise CheckpointError(f"{os.fspath(path)} is damaged: {error}") from error
         wanted: str = values["name"] if name is None else name
         with self._lock:
             self._check_free(wanted)
@@ -166,10 +175,16 @@ class Conversations:
         return conversation
 
     def _check_free(self, name: str) -> None:
+        _check_text(name)
         if name in self._named:
             raise OptionError(
                 f"a conversation named {name!r} is open: close it, or give another name"
             )
+
+
+def _check_text(name: object) -> None:
+    if not isinstance(name, str):
+        raise OptionError(f"a conversation's name of type {type(name).__name__}: give text")
 
 
 def _as_array(ids: list[int]) -> Any:

@@ -40,10 +40,10 @@ def write_file(
         the path.
 
     Raises:
-        OptionError: the place cannot be written, or a value is nothing that JSON can hold. What
-            stood there still does.
+        OptionError: it is no path, the place cannot be written, or a value is nothing that JSON
+            can hold. What stood there still does.
     """
-    target = Path(path)
+    target = _path(path)
     try:
         state = json.dumps(values, ensure_ascii=False)
     except (TypeError, ValueError) as error:
@@ -80,15 +80,20 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, m
         the values, and the arrays, evaluated.
 
     Raises:
+        OptionError: it is no path.
         SourceError: no file is there, or it cannot be opened.
         CheckpointError: it is no session file, one of another version, cut short or damaged.
     """
-    source = Path(path)
+    source = _path(path)
     try:
-        with source.open("rb") as file:
+        file = source.open("rb")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"no session can be read from {source}: {_why(error)}") from error
+    with file:
+        try:
             return _read(source, file, os.fstat(file.fileno()).st_size)
-    except OSError as error:
-        raise SourceError(f"no session can be read from {source}: {error.strerror}") from error
+        except OSError as error:
+            raise SourceError(f"no session can be read from {source}: {_why(error)}") from error
 
 
 def _read(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, mx.array]]:
@@ -158,8 +163,8 @@ def _bytes_of(array: mx.array) -> memoryview:
 
 
 def _write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             with temporary.open("xb") as file:
                 write(file)
@@ -168,7 +173,15 @@ def _write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise OptionError(
-            f"a session cannot be saved as {target}: {error.strerror or error}"
-        ) from error
+    except (OSError, ValueError) as error:
+        raise OptionError(f"a session cannot be saved as {target}: {_why(error)}") from error
+
+
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise OptionError(f"a session's file of type {type(path).__name__}: give a path")
+    return Path(cast("str | os.PathLike[str]", path))
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -11,6 +11,11 @@ from turbospark.protocols import RollbackPoint
 from turbospark.sessions.checkpoints import Checkpoint
 from turbospark.sessions.session import Session
 
+_KINDS: dict[str, Any] = {
+    "caches": list, "pending": int | None, "drafter": str, "name": str, "fingerprint": dict,
+    "messages": list, "written": str | None,
+}  # fmt: skip
+
 
 def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict[str, mx.array]]:
     """Everything that a session has beside what a model gives anew.
@@ -46,6 +51,28 @@ def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict
     return values, arrays
 
 
+def check_kinds(values: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> None:
+    """Refuse a saved conversation in which something is missing or of another kind.
+
+    Raises:
+        CheckpointError: naming it.
+    """
+    for name, kind in _KINDS.items():
+        if name not in values or not isinstance(values[name], kind):
+            raise CheckpointError(f"its {name!r} is {_said(values, name)}")
+    for message in values["messages"]:
+        if not isinstance(message, dict):
+            raise CheckpointError(f"a message of it is {message!r}")
+    end = values.get("prompt_end", 1)
+    if not isinstance(end, int) or end < 1:
+        raise CheckpointError(f"its 'prompt_end' is {end!r}")
+    for name in ("fed_ids", "ids"):
+        array = arrays.get(name)
+        if array is None or array.dtype != mx.int32 or array.ndim != 1:
+            what = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
+            raise CheckpointError(f"its {name!r} are {what}")
+
+
 def restore_session(
     session: Session, drafter: str, values: Mapping[str, Any], arrays: Mapping[str, mx.array]
 ) -> None:
@@ -79,13 +106,31 @@ def restore_session(
     session.pending = values["pending"]
     session.extras = _of("extra.", arrays)
     if "prompt_end" in values:
-        states = {
-            index: tuple(_of(f"prompt_end.{index}.", arrays).values())
-            for index, cache in enumerate(session.caches)
-            if cache.recurrent
-        }
-        point = RollbackPoint(values["prompt_end"], states)
+        point = _read_point(session, values["prompt_end"], arrays)
         session.checkpoints.add(Checkpoint(point, ends_prompt=True))
+
+
+def _read_point(session: Session, position: int, arrays: Mapping[str, mx.array]) -> RollbackPoint:
+    states: dict[int, Any] = {}
+    for index, cache in enumerate(session.caches):
+        if cache.recurrent:
+            states[index] = tuple(_of(f"prompt_end.{index}.", arrays).values())
+            if _layout(states[index]) != _layout(cache.state):
+                raise CheckpointError(
+                    f"the state of cache {index} at its prompt's end is {_layout(states[index])}, "
+                    f"not {_layout(cache.state)}"
+                )
+    if position > session.position:
+        raise CheckpointError(f"its prompt ends at {position} of {session.position} tokens")
+    return RollbackPoint(position, states)
+
+
+def _layout(state: tuple[mx.array, ...]) -> list[Any]:
+    return [(part.shape, part.dtype) for part in state]
+
+
+def _said(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name])[:60] if name in values else "missing"
 
 
 def _last_prompt_end(session: Session) -> RollbackPoint | None:
