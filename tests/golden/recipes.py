@@ -287,6 +287,23 @@ def _gemma4(arguments: dict[str, Any]) -> Recipe:
     return Recipe("Gemma4TextConfig", "Gemma4ForCausalLM", arguments, _older_gemma4, _GEMMA4_DRAW)
 
 
+def _muse(older: Patch, **text: Any) -> Recipe:
+    return Recipe(
+        "MuseGlimmerConfig",
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "text_config": _MUSE | text,
+            "vision_config": _TINY_TOWER,
+            "out_hidden_size": 128,
+            "projector_hidden_size": 48,
+            "image_token_id": 318,
+            "video_token_id": 317,
+        },
+        older,
+        {"centred_norms": True, "plain_norms": ["model.language_model.norm.weight"]},
+    )
+
+
 def _gpt_oss(**rope: Any) -> Recipe:
     return Recipe(
         "GptOssConfig",
@@ -323,23 +340,6 @@ RECIPES: dict[str, Recipe] = {
         )
     ),
     "gemma4_ple": _gemma4(
-def _muse(older: Patch, **text: Any) -> Recipe:
-    return Recipe(
-        "MuseGlimmerConfig",
-        "MuseGlimmerForConditionalGeneration",
-        {
-            "text_config": _MUSE | text,
-            "vision_config": _TINY_TOWER,
-            "out_hidden_size": 128,
-            "projector_hidden_size": 48,
-            "image_token_id": 318,
-            "video_token_id": 317,
-        },
-        older,
-        {"centred_norms": True, "plain_norms": ["model.language_model.norm.weight"]},
-    )
-
-
         dict(
             _GEMMA4,
             hidden_size_per_layer_input=64,
@@ -536,17 +536,6 @@ def _muse(older: Patch, **text: Any) -> Recipe:
     ),
     "gpt_oss": _gpt_oss(),
     "gpt_oss_trunc": _gpt_oss(truncate=True),
-    "qwen3_5": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=False),
-    "qwen3_5_tied": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=True),
-    "qwen3_5_moe": _qwen3_5(
-        "Qwen3_5Moe",
-        num_experts=8,
-        num_experts_per_tok=3,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=128,
-        tie_word_embeddings=False,
-    ),
-}
     "muse_glimmer": _muse(_older_muse),
     # Windows and rotation listed apart: a full layer rotates, one with a window does not.
     "muse_glimmer_lists": _muse(
@@ -569,3 +558,14 @@ def _muse(older: Patch, **text: Any) -> Recipe:
         ),
         lambda config: None,
     ),
+    "qwen3_5": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=False),
+    "qwen3_5_tied": _qwen3_5("Qwen3_5", intermediate_size=192, tie_word_embeddings=True),
+    "qwen3_5_moe": _qwen3_5(
+        "Qwen3_5Moe",
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=128,
+        tie_word_embeddings=False,
+    ),
+}

@@ -48,13 +48,6 @@ _QWEN3_5_MOE = _QWEN3_5 | {
     "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 11,
     "shared_expert_intermediate_size": 13, "tie_word_embeddings": True,
 }  # fmt: skip
-
-TINY: dict[str, dict[str, Any]] = {
-    "gemma3": _GEMMA3,
-    "gemma3_text": _GEMMA3,
-    "gemma4": _GEMMA4,
-    "gemma4_text": _GEMMA4,
-    "gpt_oss": _GPT_OSS,
 _MUSE = _LLAMA | {
     "num_hidden_layers": 5, "sliding_window": WINDOW, "output_multiplier": 0.5,
     "final_logit_softcapping": 2.0, "post_norm_eps": 0.01,
@@ -69,6 +62,8 @@ _SPARK = _LLAMA | {
     "llama": _LLAMA | {"attention_bias": True, "mlp_bias": True},
     "mistral": _LLAMA | {"sliding_window": WINDOW},
     "mixtral": _MIXTRAL,
+    "muse_glimmer": _MUSE,
+    "muse_glimmer_text": _MUSE,
     "qwen2": _QWEN,
     "qwen3": _QWEN,
     "qwen3_moe": _QWEN3_MOE,
@@ -76,9 +71,8 @@ _SPARK = _LLAMA | {
     "qwen3_5_moe": _QWEN3_5_MOE,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_text": _QWEN3_5,
+    "spark2_5": _SPARK,
 }
-    "muse_glimmer": _MUSE,
-    "muse_glimmer_text": _MUSE,
 
 
 def tiny_model(model_type: str, **changes: Any) -> Any:
@@ -86,7 +80,6 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     config = TINY[model_type] | {"model_type": model_type} | changes
     model: Any = resolve_family(model_type).build(config)
     mx.random.seed(11)
-    "spark2_5": _SPARK,
     for path, value in tree_flatten(model.parameters()):
         assert isinstance(value, mx.array)
         spread = 0.2 if value.ndim == 1 else value.shape[-1] ** -0.5
