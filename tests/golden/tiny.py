@@ -59,6 +59,13 @@ _SPARK = _LLAMA | {
         "sliding_attention": {"rope_theta": 1e4},
     },
 }  # fmt: skip
+
+TINY: dict[str, dict[str, Any]] = {
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "gemma4": _GEMMA4,
+    "gemma4_text": _GEMMA4,
+    "gpt_oss": _GPT_OSS,
     "llama": _LLAMA | {"attention_bias": True, "mlp_bias": True},
     "mistral": _LLAMA | {"sliding_window": WINDOW},
     "mixtral": _MIXTRAL,
