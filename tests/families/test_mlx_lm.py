@@ -19,6 +19,8 @@ pytest.importorskip("mlx_lm")
 AGREED = {
     # mlx-lm rounds Gemma 3's embedding factor to bfloat16 whatever the checkpoint's type.
     "gemma3_text": 3e-3,
+    "deepseek_v2": 1e-4,
+    "deepseek_v2_lite": 1e-4,
     "gemma4_dense": 1e-3,
     "gemma4_moe": 1e-3,
     "gemma4_ple": 1e-3,
@@ -36,7 +38,7 @@ AGREED = {
 }
 
 
-FILES = {"mixtral": sparse_block, "qwen3_moe": alone, "gpt_oss": apart}
+FILES = {"mixtral": sparse_block, "qwen3_moe": alone, "gpt_oss": apart, "deepseek_v2": alone}
 """Names as the files of these families have them; mlx-lm does not read transformers' own."""
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -269,6 +269,42 @@ def _gemma3(full: dict[str, Any], **arguments: Any) -> Recipe:
     return Recipe("Gemma3TextConfig", "Gemma3ForCausalLM", arguments, _older_gemma3, _GEMMA3_DRAW)
 
 
+_DEEPSEEK_V2 = {
+    "vocab_size": 320,
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 48,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": False,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+
+
+def _deepseek_v2(rope: dict[str, Any] | None = None, **arguments: Any) -> Recipe:
+    rope = rope or _rope(
+        10_000.0,
+        "yarn",
+        factor=40.0,
+        beta_fast=32,
+        beta_slow=1,
+        mscale=0.707,
+        mscale_all_dim=0.707,
+        original_max_position_embeddings=128,
+    )
+    arguments = _DEEPSEEK_V2 | arguments | {"rope_parameters": rope}
+    return Recipe("DeepseekV2Config", "DeepseekV2ForCausalLM", arguments, flat_rope("type"))
+
+
 def _qwen3_5(kind: str, **arguments: Any) -> Recipe:
     settings: dict[str, Any] = {"centred_norms": True}
     if arguments["tie_word_embeddings"]:
@@ -533,6 +569,29 @@ RECIPES: dict[str, Recipe] = {
             rope_parameters=dict(_YARN),
         ),
         _older_qwen3_moe,
+    ),
+    "deepseek_v2": _deepseek_v2(
+        q_lora_rank=64,
+        n_shared_experts=1,
+        first_k_dense_replace=0,
+        n_routed_experts=12,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=4.0,
+    ),
+    "deepseek_v2_lite": _deepseek_v2(
+        q_lora_rank=None, n_shared_experts=2, first_k_dense_replace=1, topk_method="greedy"
+    ),
+    "deepseek_v2_plain": _deepseek_v2(
+        _rope(50_000.0),
+        num_hidden_layers=2,
+        q_lora_rank=64,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        attention_bias=True,
+        mlp_bias=True,
+        routed_scaling_factor=2.5,
     ),
     "gpt_oss": _gpt_oss(),
     "gpt_oss_trunc": _gpt_oss(truncate=True),

@@ -35,6 +35,13 @@ _QWEN3_MOE = _LLAMA | {
     "num_hidden_layers": 3, "num_experts": 7, "num_experts_per_tok": 3,
     "moe_intermediate_size": 11, "mlp_only_layers": [1], "tie_word_embeddings": True,
 }  # fmt: skip
+_DEEPSEEK_V2 = _LLAMA | {
+    "num_hidden_layers": 3, "num_key_value_heads": 6, "q_lora_rank": 9, "kv_lora_rank": 13,
+    "qk_nope_head_dim": 7, "qk_rope_head_dim": 10, "v_head_dim": 5, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 11, "n_routed_experts": 8, "n_shared_experts": 3,
+    "num_experts_per_tok": 3, "topk_method": "group_limited_greedy", "n_group": 4,
+    "topk_group": 2, "routed_scaling_factor": 2.5,
+}  # fmt: skip
 _GPT_OSS = _LLAMA | {
     "num_hidden_layers": 3, "intermediate_size": 11, "num_local_experts": 7,
     "num_experts_per_tok": 3, "sliding_window": WINDOW, "swiglu_limit": 0.3,
@@ -61,6 +68,7 @@ _SPARK = _LLAMA | {
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _DEEPSEEK_V2,
     "gemma3": _GEMMA3,
     "gemma3_text": _GEMMA3,
     "gemma4": _GEMMA4,

@@ -32,9 +32,17 @@ class RowCache(ABC):
     reach = 0
     """Tokens that a query sees, its own included; 0 is all of them."""
 
-    def __init__(self, num_kv_heads: int, head_dim: int, max_context: int, limit: int) -> None:
+    def __init__(
+        self,
+        num_kv_heads: int,
+        head_dim: int,
+        max_context: int,
+        limit: int,
+        value_dim: int | None = None,
+    ) -> None:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
+        self.value_dim = head_dim if value_dim is None else value_dim
         self.max_context = max_context
         self._limit = limit
         self._sealed: RowBlock | None = None
@@ -64,18 +72,17 @@ class RowCache(ABC):
 
         Args:
             k: [T, Hkv, D], normed and rotated.
-            v: [T, Hkv, D].
+            v: [T, Hkv, D], or as wide as `value_dim` says.
 
         Raises:
             ShapeError: k or v has another shape; nothing was written.
             ContextLengthError: offset + T exceeds max_context; nothing was written.
         """
         count = k.shape[0]
-        for rows in (k, v):
-            if rows.shape != (count, self.num_kv_heads, self.head_dim):
+        for rows, dims in ((k, self.head_dim), (v, self.value_dim)):
+            if rows.shape != (count, self.num_kv_heads, dims):
                 raise ShapeError(
-                    f"rows {rows.shape} given where "
-                    f"{(count, self.num_kv_heads, self.head_dim)} are needed"
+                    f"rows {rows.shape} given where {(count, self.num_kv_heads, dims)} are needed"
                 )
         self._check_room(count)
         k, v = (mx.contiguous(rows.swapaxes(0, 1)) for rows in (k, v))  # [Hkv, T, D]
@@ -259,8 +266,11 @@ class RowCache(ABC):
         return RowBlock(_written(grown.k, sealed.k, 0), _written(grown.v, sealed.v, 0))
 
     def _new_block(self, capacity: int, dtype: mx.Dtype) -> RowBlock:
-        shape = (self.num_kv_heads, capacity, self.head_dim)
-        return RowBlock(mx.zeros(shape, dtype), mx.zeros(shape, dtype))
+        k, v = (
+            mx.zeros((self.num_kv_heads, capacity, dims), dtype)
+            for dims in (self.head_dim, self.value_dim)
+        )
+        return RowBlock(k, v)
 
 
 def _written(block: mx.array, rows: mx.array, at: int) -> mx.array:

@@ -14,6 +14,7 @@ class Rows(Protocol):
 
     num_kv_heads: int
     head_dim: int
+    value_dim: int
     max_context: int
     reach: int
 
@@ -55,9 +56,11 @@ def _check_rows(cache: Rows, arrays: Mapping[str, mx.array], count: int) -> None
         raise CheckpointError(f"{cache!r} takes {sorted(names)}, not {sorted(arrays)}")
     if not count:
         return
-    k, v, shape = arrays["k"], arrays["v"], (cache.num_kv_heads, count, cache.head_dim)
-    if k.shape != shape or v.shape != shape:
-        raise CheckpointError(f"{cache!r} takes rows {shape}, not {k.shape} and {v.shape}")
+    k, v = arrays["k"], arrays["v"]
+    shapes = [(cache.num_kv_heads, count, dims) for dims in (cache.head_dim, cache.value_dim)]
+    if [k.shape, v.shape] != shapes:
+        wanted = " and ".join(dict.fromkeys(map(str, shapes)))
+        raise CheckpointError(f"{cache!r} takes rows {wanted}, not {k.shape} and {v.shape}")
     dtypes = (mx.float32,) if on_cpu() else (mx.float32, mx.float16, mx.bfloat16)
     if k.dtype != v.dtype or k.dtype not in dtypes:
         raise CheckpointError(

@@ -6,8 +6,10 @@ from turbospark.caches.base import RowCache
 class KVCache(RowCache):
     """Every row since position 0; rewinds any distance."""
 
-    def __init__(self, num_kv_heads: int, head_dim: int, max_context: int) -> None:
-        super().__init__(num_kv_heads, head_dim, max_context, limit=max_context)
+    def __init__(
+        self, num_kv_heads: int, head_dim: int, max_context: int, value_dim: int | None = None
+    ) -> None:
+        super().__init__(num_kv_heads, head_dim, max_context, max_context, value_dim)
 
     def __repr__(self) -> str:
         return f"KVCache(max_context={self.max_context})"

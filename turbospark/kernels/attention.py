@@ -34,7 +34,7 @@ def attend_reference(
     Raises:
         ShapeError: the cache no longer holds a row that a query must see.
     """
-    T, Hq, D = q.shape
+    T, _, D = q.shape
     begin, end = first_key(rows, T, window), rows.end
     start, padded = begin // KEY_BLOCK * KEY_BLOCK, -(-end // KEY_BLOCK) * KEY_BLOCK
     k, v = (_gather(rows, name, begin, start, padded) for name in ("k", "v"))  # [Hkv, n, D]
@@ -56,7 +56,7 @@ def attend_reference(
     if sink is not None:
         total = total + mx.exp(sink - top)
     out = (weights @ v[:, None]) / total  # [Hkv, G, T, D]
-    return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, Hq * D)).astype(q.dtype)
+    return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, -1)).astype(q.dtype)
 
 
 def attend_step_reference(
@@ -78,7 +78,7 @@ def attend_step_reference(
     Returns:
         [T, Hq * D] in the dtype of `q`, computed in float32.
     """
-    T, Hq, D = q.shape
+    T, _, D = q.shape
     boundary, start = rows.lengths[0], rows.lengths[1]
     keys = boundary + mx.arange(rows.tail.capacity)
     blocks = [rows.tail]
@@ -104,7 +104,7 @@ def attend_step_reference(
         scores = mx.concatenate([scores, column], axis=-1)
     weights = mx.softmax(scores, axis=-1)[..., : v.shape[1]]
     out = weights @ v[:, None]
-    return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, Hq * D)).astype(q.dtype)
+    return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, -1)).astype(q.dtype)
 
 
 def first_key(rows: KVRows, count: int, window: int | None) -> int:

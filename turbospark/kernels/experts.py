@@ -6,6 +6,8 @@ from turbospark.kernels.activations import gated_reference
 from turbospark.kernels.quantized_matmul import compute_dtype, dequantize_reference
 from turbospark.kernels.weights import ExpertWeights, QuantizedWeight, Weight
 
+_NEVER = -1e30
+
 
 def route_reference(
     scores: mx.array,
@@ -31,6 +33,27 @@ def route_reference(
     shares = mx.take_along_axis(mx.softmax(scores, axis=-1), ids, axis=-1)
     weights = shares / shares.sum(axis=-1, keepdims=True) if renormalise else shares
     return ids, weights if expert_scale is None else weights * expert_scale[ids]
+
+
+def keep_groups_reference(scores: mx.array, count: int, kept: int) -> tuple[mx.array, mx.array]:
+    """Leave each row the groups of experts whose best scores are the highest.
+
+    Args:
+        scores: [T, E]; E / count neighbours are a group.
+        count: of all groups.
+        kept: groups of a row; of equal ones the lower is kept.
+
+    Returns:
+        scores with those of other groups so low that they have no share; and [T, 1], the share
+        among all experts that the experts left to a row have together.
+    """
+    scores = scores.astype(mx.float32)
+    grouped = mx.unflatten(scores, -1, (count, -1))  # [T, G, E / G]
+    order = mx.argsort(-grouped.max(axis=-1), axis=-1)[:, :kept]
+    is_kept = (order[:, None, :] == mx.arange(count)[None, :, None]).any(axis=-1)[..., None]
+    shares = mx.unflatten(mx.softmax(scores, axis=-1), -1, (count, -1))
+    share = mx.where(is_kept, shares, 0.0).sum(axis=(-1, -2))[:, None]
+    return mx.flatten(mx.where(is_kept, grouped, _NEVER), -2, -1), share
 
 
 def mix_experts_reference(

@@ -45,6 +45,36 @@ def quantized_matmul_reference(x: mx.array, w: Weight, bias: mx.array | None = N
     return y if bias is None else y + bias.astype(dtype)
 
 
+def heads_matmul_reference(x: mx.array, w: Weight, *, transpose: bool) -> mx.array:
+    """Multiply each head's rows by the head's own matrix, in float32 on a CPU.
+
+    Args:
+        x: [T, H, K], or [T, H, N] where `transpose` is false.
+        w: [H, N, K], quantized or dense.
+        transpose: x @ w.T, as `quantized_matmul_reference` does; else x @ w.
+
+    Returns:
+        [T, H, N], or [T, H, K] where `transpose` is false.
+    """
+    dtype = compute_dtype(x)
+    x = x.astype(dtype).swapaxes(0, 1)  # [H, T, K]
+    if isinstance(w, QuantizedWeight) and w.mode == "affine" and _mlx_multiplies(w):
+        scales, biases = w.scales.astype(dtype), _offsets(w).astype(dtype)
+        y = mx.quantized_matmul(
+            x,
+            w.codes,
+            scales,
+            biases,
+            transpose=transpose,
+            group_size=w.group_size,
+            bits=w.bits,
+        )
+    else:
+        dense = dequantize_reference(w).astype(dtype)
+        y = x @ (dense.swapaxes(-1, -2) if transpose else dense)
+    return y.swapaxes(0, 1)
+
+
 def dequantize_reference(w: Weight) -> mx.array:
     """The float32 values [..., N, K] that a weight stands for."""
     if not isinstance(w, QuantizedWeight):

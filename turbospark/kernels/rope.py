@@ -240,14 +240,16 @@ def _yarn_magnitude(
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
 ) -> float:
-    def grown(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
     if attention_factor is not None:
         return float(attention_factor)
     if mscale and mscale_all_dim:
-        return grown(mscale) / grown(mscale_all_dim)
-    return grown(1.0)
+        return yarn_growth(factor, mscale) / yarn_growth(factor, mscale_all_dim)
+    return yarn_growth(factor, 1.0)
+
+
+def yarn_growth(factor: float, scale: float) -> float:
+    """How YaRN's magnitude grows with the stretch of the context; `scale` says how much of it."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 _KINDS: dict[str, Callable[..., tuple[Table, float]]] = {

@@ -6,7 +6,11 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from turbospark.kernels.experts import mix_experts_reference, route_reference
+from turbospark.kernels.experts import (
+    keep_groups_reference,
+    mix_experts_reference,
+    route_reference,
+)
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import KernelSet, MixExperts, SharedRows
 from turbospark.kernels.weights import Activation, ClampedSwiGLU, ExpertWeights
@@ -32,8 +36,23 @@ class Experts(nn.Module):
         self.down_proj = Matrix(num_experts, dims, hidden_dims, bias=bias)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertGroups:
+    """Experts of a row come from the groups with the best scores only.
+
+    Attributes:
+        count: of groups; neighbours are one.
+        kept: groups that a row's experts may come from.
+    """
+
+    count: int
+    kept: int
+
+
 class Router(nn.Module):
     """Scores of E experts [E, C], and what each expert's weight is multiplied by, if anything."""
+
+    groups: None = None
 
     def __init__(self, num_experts: int, norm: RMSNorm, *, expert_scale: bool = False) -> None:
         super().__init__()
@@ -50,11 +69,19 @@ class Router(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlainRouter:
-    """A router that is a matrix [E, C] of the layer, with or without a bias, and nothing else."""
+    """A router that is a matrix [E, C] of the layer, with or without a bias.
+
+    Attributes:
+        norm: of its input.
+        proj: the matrix.
+        expert_scale: [E], a constant that the experts' weights are multiplied by, or None.
+        groups: which experts a row may be sent to; None where it is all of them.
+    """
 
     norm: RMSNorm
     proj: Linear
-    expert_scale: None = None
+    expert_scale: mx.array | None = None
+    groups: ExpertGroups | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +103,8 @@ class RoutedExperts(Unit):
     The weights are the softmax over all experts, cut to the k largest, divided by their sum
     unless `renormalise` is false, and then multiplied by the experts' own scales. The sum runs in
     rank order; of equal scores the lower expert ranks first. A shared expert is added to the sum.
+
+    With a router's groups weights are not made to sum to 1, and there is no shared expert.
     """
 
     def __init__(
@@ -90,6 +119,7 @@ class RoutedExperts(Unit):
         post_norm: RMSNorm | None = None,
         shared: SharedExpert | None = None,
     ) -> None:
+        assert router.groups is None or not (renormalise or shared)
         self._router, self._experts, self._top_k = router, experts, top_k
         self._activation: Activation | ClampedSwiGLU = activation
         self._renormalise = renormalise
@@ -122,7 +152,13 @@ class RoutedExperts(Unit):
         """Rows h [T, C] -> [T, C], to be added to h."""
         scores, *gates = self._scores(h, phase)  # [T, E], and [T, 1] of a shared expert
         shared = None if self._shared is None else (self._shared.mlp(h, phase), gates[0])
-        out = (self._run or self.reference)(h, scores, shared, phase)
+        run, groups = self._run or self.reference, self._router.groups
+        if groups is None:
+            out = run(h, scores, shared, phase)
+        else:
+            # `run` shares 1 out among the experts it sees, which are not all there are.
+            scores, share = keep_groups_reference(scores, groups.count, groups.kept)
+            out = (run(h, scores, None, phase) * share).astype(h.dtype)
         post_norm = self._post_norm
         return out if post_norm is None else rms_norm_reference(out, post_norm.value)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
 from turbospark.errors import ConfigError, UnsupportedError
-from turbospark.kernels.rope import Rope
+from turbospark.kernels.rope import Rope, yarn_growth
 from turbospark.nn.config import Length, Range, read_value
 
 _Share = Annotated[float, Range(0.0, 1.0)]
@@ -90,6 +90,16 @@ def read_rope(
             "dimensions, which are no pairs"
         )
     return Rope.build(kind, base, head_dim, partial_rotary_factor=share, **checked)
+
+
+def yarn_score_scale(raw: Mapping[str, Any]) -> float:
+    """The factor of attention scores that comes with `mscale_all_dim`; 1 without it.
+
+    Args:
+        raw: config.json, or the text part of it, that `read_rope` has read without complaint.
+    """
+    parameters = _merged(_nested(raw, None), _flat(raw, ("rope_theta", "rope_scaling")))
+    return yarn_growth(parameters.get("factor", 1.0), parameters.get("mscale_all_dim", 0.0)) ** 2
 
 
 def _nested(raw: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:

@@ -37,4 +37,4 @@ def choose_max_context(
 def row_bytes(caches: Sequence[Any]) -> int:
     """Bytes a token adds to the caches that grow with the text, in float32."""
     growing = (cache for cache in caches if isinstance(cache, KVCache))
-    return sum(2 * 4 * cache.num_kv_heads * cache.head_dim for cache in growing)
+    return sum(4 * cache.num_kv_heads * (cache.head_dim + cache.value_dim) for cache in growing)
