@@ -1,33 +1,40 @@
 """How fast does a GPU decode, prefill and verify, next to mlx-lm on the same random weights?
 
     python benchmarks/gpu_decode.py SHAPE [SHAPE ...] [--contexts 16,2048,32768] [--repeats 5]
-                                    [--out parts/] [--layers N] [--profile]
-    python benchmarks/gpu_decode.py --merge parts/
+                                    [--out parts/] [--budget SECONDS] [--layers N] [--profile]
+    python benchmarks/gpu_decode.py SHAPE --env
+    python benchmarks/gpu_decode.py --merge parts/ > table.md
 
 One process a call and one pair of models a shape, over the same INT4 arrays. Contenders take
-turns; a figure is the median over the rounds. A round decodes STEPS tokens greedily, each token
-chosen on the device and read by the host one step later; it starts behind a cache filled with
-random rows. Verify feeds M rows a pass, each pass waiting for the one before. Prefill is one pass
-over a fresh cache and the logits of its last row. Bytes a token are those of the weights that one
-token reads and of the cache rows it attends to; their share is of the copy bandwidth measured in
-the same run. `--merge` prints one table of all parts.
+turns; a figure is the median over the rounds, and every round begins at the same context. A round
+decodes STEPS tokens greedily, each token chosen on the device and read by the host one step later;
+it starts behind a cache filled with random rows. Verify feeds M rows a pass, each pass waiting for
+the one before. Prefill is one pass over a fresh cache and the logits of its last row. Bytes a token
+are those of the weights that one token reads and of the cache rows it attends to; their share is of
+the copy bandwidth measured in the same run. `--profile` says instead where a token's time goes,
+`--env` how what MLX reads from the environment changes it. `--merge` prints one table of all parts.
 """
 
 import argparse
-import json
+import datetime
+import os
 import platform
+import shlex
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from gpu_models import SHAPES, Pair, build_pair, shrunk
+from gpu_models import SHAPES, TINY, Pair, build_pair, shrunk
+from gpu_profile import show_host_times, show_kernels
+from gpu_table import Part, Rate, markdown
 from mlx_lm.models.cache import make_prompt_cache
 
 from turbospark.kernels.device import on_cpu
@@ -35,56 +42,23 @@ from turbospark.protocols import Phase
 from turbospark.runner.step import CompiledModel
 from turbospark.settings import KernelPolicy
 
-STEPS = 32
+STEPS, WIDE_STEPS, WARM_STEPS = 32, 6, 2
 VERIFY = (2, 4, 8)
 PREFILL = (512, 2048)
 IDENTITY = 32
 MARGIN = 0.05
-_RANDOM = np.random.default_rng(5)
+ENVIRONMENTS: Sequence[Mapping[str, str]] = (
+    {},
+    {"MLX_USE_CUDA_GRAPHS": "0"},
+    {"MLX_MAX_OPS_PER_BUFFER": "1000", "MLX_MAX_MB_PER_BUFFER": "100000"},
+    {"MLX_MAX_OPS_PER_BUFFER": "25"},
+)
+"""What `--env` compares: MLX reads these once, when it first computes."""
+_VARIABLES = sorted({name for values in ENVIRONMENTS for name in values})
 
 
-@dataclass
-class Rate:
-    """One comparison: milliseconds of a step or a pass for both, and their ratio."""
-
-    what: str
-    ours_ms: float
-    theirs_ms: float
-    tokens: int = 1
-    gbytes: float = 0.0
-
-    @property
-    def ratio(self) -> float:
-        return self.theirs_ms / self.ours_ms
-
-    def line(self, bandwidth: float) -> str:
-        rate = 1e3 * self.tokens / self.ours_ms
-        read = self.gbytes / self.ours_ms  # GB / ms = TB / s
-        share = f"{read:5.2f} TB/s {100 * read / bandwidth:3.0f} %" if self.gbytes else ""
-        return (
-            f"  {self.what:18s} {self.ours_ms:9.3f} ms {rate:10.1f} tok/s  mlx-lm "
-            f"{self.theirs_ms:9.3f} ms  {self.ratio:5.2f}x  {share}"
-        )
-
-
-@dataclass
-class Part:
-    """The figures of one shape."""
-
-    shape: str
-    device: str
-    versions: dict[str, str]
-    bandwidth: float
-    bodies: dict[str, int]
-    rates: list[Rate] = field(default_factory=list)
-    verdict: str = ""
-    peak_gb: float = 0.0
-
-    def show(self) -> None:
-        print(f"{self.shape} on {self.device}, copy bandwidth {self.bandwidth:.2f} TB/s")
-        for rate in self.rates:
-            print(rate.line(self.bandwidth))
-        print(f"  {self.verdict}; peak memory {self.peak_gb:.1f} GB\n", flush=True)
+class OutOfTimeError(Exception):
+    """The seconds of `--budget` are over."""
 
 
 class Ours:
@@ -110,6 +84,12 @@ class Ours:
             cache.append(k, v)
             mx.eval(cache.rows().tail.k)
         return caches
+
+    def take_back(self, caches: list[Any], count: int) -> None:
+        """Forget the newest rows; recurrent state goes on from where it is."""
+        for cache in caches:
+            if not cache.recurrent:
+                cache.rewind(count)
 
     def step(self, tokens: mx.array, caches: list[Any]) -> mx.array:
         output = self._step(tokens, caches, phase=Phase.DECODE, logits="all")
@@ -145,6 +125,11 @@ class Theirs:
             mx.eval(cache.update_and_fetch(k, v))
         return caches
 
+    def take_back(self, caches: list[Any], count: int) -> None:
+        for cache in caches:
+            if hasattr(cache, "trim") and cache.is_trimmable():
+                cache.trim(count)
+
     def step(self, tokens: mx.array, caches: list[Any]) -> mx.array:
         return self._model(tokens[None], cache=caches)[0]
 
@@ -159,19 +144,21 @@ class Theirs:
         return caches, self._model(_ids(16)[None], cache=caches)[0, -1]
 
 
-def decode_seconds(contender: Any, caches: list[Any], rows: int) -> float:
+def decode_seconds(contender: Any, caches: list[Any], rows: int, steps: int) -> float:
     """Seconds a pass of `rows` rows, the host one pass behind."""
     y = mx.array(np.arange(rows, dtype=np.int32))
     mx.eval(y)
     mx.synchronize()
     begin = time.perf_counter()
-    for _ in range(STEPS):
+    for _ in range(steps):
         following = mx.argmax(contender.step(y, caches), axis=-1).astype(mx.int32)
         mx.async_eval(following)
         np.asarray(y)  # a slice would be an operation behind the pass that has just begun
         y = following
     mx.eval(y)
-    return (time.perf_counter() - begin) / STEPS
+    seconds = (time.perf_counter() - begin) / steps
+    contender.take_back(caches, rows * steps)
+    return seconds
 
 
 def prefill_seconds(contender: Any, count: int) -> float:
@@ -182,15 +169,23 @@ def prefill_seconds(contender: Any, count: int) -> float:
 
 
 def compared(
-    measure: Callable[[Any], float], contenders: Sequence[Any], repeats: int
+    measure: Callable[[Any, bool], float], contenders: Sequence[Any], repeats: int, deadline: float
 ) -> list[float]:
-    """Medians in milliseconds over rounds in which contenders take turns; one round to warm up."""
+    """Medians in milliseconds over rounds in which contenders take turns; one round to warm up.
+
+    Raises:
+        OutOfTimeError: the deadline has passed before every contender has a figure.
+    """
     seconds: list[list[float]] = [[] for _ in contenders]
     for turn in range(repeats + 1):
         for kept, contender in zip(seconds, contenders, strict=True):
-            value = measure(contender)
+            if time.perf_counter() > deadline and not seconds[-1]:
+                raise OutOfTimeError
+            value = measure(contender, turn == 0)
             if turn:
                 kept.append(value)
+        if time.perf_counter() > deadline and seconds[-1]:
+            break
     return [1e3 * statistics.median(kept) for kept in seconds]
 
 
@@ -239,58 +234,129 @@ def active_bytes(pair: Pair, config: dict[str, Any]) -> int:
     return total
 
 
-def measure(name: str, options: argparse.Namespace) -> Part:
-    config = SHAPES[name]
+def build(name: str, options: argparse.Namespace) -> tuple[Pair, dict[str, Any]]:
+    """Both models of a shape, and its configuration."""
+    config = dict(SHAPES | {"tiny": TINY})[name]
     if options.layers:
         config = shrunk(config, options.layers)
+    begin = time.perf_counter()
     # Host kernels have no compiled step; on a CPU this script only shows that it works.
     pair = build_pair(config, KernelPolicy(kernels="reference") if on_cpu() else None)
-    contenders = [Ours(pair), Theirs(pair)]
+    print(f"{name}: weights drawn in {time.perf_counter() - begin:.1f} s", flush=True)
+    return pair, config
+
+
+def measure(name: str, options: argparse.Namespace, deadline: float) -> None:
+    """Measure a shape, print every figure as it comes and keep the part."""
+    pair, config = build(name, options)
     part = Part(
         shape=name,
         device=str(mx.device_info().get("device_name", platform.machine())),
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=shlex.join(["python", "benchmarks/gpu_decode.py", *sys.argv[1:]]),
         versions={name: version(name) for name in ("mlx", "mlx-lm")},
+        environment={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         bandwidth=copy_bandwidth(),
         bodies=pair.bodies,
     )
-    part.verdict = greedy_verdict(pair)
-    weights = active_bytes(pair, config)
-    step_ms = 0.0
+    print(f"{name} on {part.device}, copy bandwidth {part.bandwidth:.2f} TB/s", flush=True)
+    try:
+        part.verdict = greedy_verdict(pair)
+        print(f"  {part.verdict}", flush=True)
+        fill(part, pair, active_bytes(pair, config), options, deadline)
+    except OutOfTimeError:
+        part.stopped = f"stopped after {options.budget:.0f} s: the figures left are not measured"
+        print(f"  {part.stopped}", flush=True)
+    keep(part, options)
+    print(f"  peak memory {part.peak_gb:.1f} GB\n", flush=True)
+
+
+def keep(part: Part, options: argparse.Namespace) -> None:
+    """Write what is known of a part, so that a run that is cut short leaves it."""
+    part.peak_gb = mx.get_peak_memory() / 1e9
+    if options.out:
+        part.write(options.out)
+
+
+def fill(
+    part: Part, pair: Pair, weights: int, options: argparse.Namespace, deadline: float
+) -> None:
+    """Measure and keep one figure after the other."""
+    contenders = [Ours(pair), Theirs(pair)]
+    few = min(options.repeats, 3)
     for context in options.contexts:
         caches = [contender.filled(context) for contender in contenders]
         by_name = {id(c): cache for c, cache in zip(contenders, caches, strict=True)}
-        rows = sum(
-            2 * 2 * min(context, getattr(c, "window", context)) * c.num_kv_heads * c.head_dim
-            for c in caches[0]
-            if not c.recurrent
-        )
-        for width in (1, *(VERIFY if context == options.contexts[0] else ())):
-            ours, theirs = compared(
-                lambda c, width=width, by_name=by_name: decode_seconds(c, by_name[id(c)], width),
-                contenders,
-                options.repeats,
-            )
-            what = f"decode @{context}" if width == 1 else f"verify {width} @{context}"
-            part.rates.append(Rate(what, ours, theirs, width, (weights + rows) / 1e9))
-            if width == 1 and context == options.contexts[0]:
-                step_ms = ours
-            elif width > 1:
-                print(f"    {name} {width} rows cost {ours / step_ms:.2f}x of one", flush=True)
+        gbytes = (weights + attended_bytes(caches[0], context)) / 1e9
+
+        def decoded(c: Any, is_first: bool, rows: int = 1, by_name: Any = by_name) -> float:
+            steps = WARM_STEPS if is_first else STEPS if rows == 1 else WIDE_STEPS
+            return decode_seconds(c, by_name[id(c)], rows, steps)
+
+        medians = compared(decoded, contenders, options.repeats, deadline)
+        part.add(Rate("decode", 1, context, *medians, gbytes))
+        for rows in VERIFY if context == options.contexts[0] else ():
+            medians = compared(partial(decoded, rows=rows), contenders, few, deadline)
+            part.add(Rate("verify", rows, context, *medians, gbytes))
+        keep(part, options)
     for count in options.prefill:
-        ours, theirs = compared(
-            lambda c, count=count: prefill_seconds(c, count), contenders, min(options.repeats, 3)
+        medians = compared(
+            lambda c, _first, count=count: prefill_seconds(c, count), contenders, few, deadline
         )
-        part.rates.append(Rate(f"prefill {count}", ours, theirs, count))
-    part.peak_gb = mx.get_peak_memory() / 1e9
-    return part
+        part.add(Rate("prefill", count, 0, *medians))
 
 
-def merge(folder: Path) -> None:
-    """Print the table of all parts in a folder."""
-    for path in sorted(folder.glob("*.json")):
-        values = json.loads(path.read_text())
-        values["rates"] = [Rate(**rate) for rate in values["rates"]]
-        Part(**values).show()
+def attended_bytes(caches: Sequence[Any], context: int) -> int:
+    """Bytes of keys and values that a token at `context` reads."""
+    return sum(
+        2 * 2 * min(context, getattr(c, "window", context)) * c.num_kv_heads * c.head_dim
+        for c in caches
+        if not c.recurrent
+    )
+
+
+def profile(name: str, options: argparse.Namespace) -> None:
+    """Print where a token's time goes."""
+    pair, _ = build(name, options)
+    for who, contender in (("turbospark", Ours(pair)), ("mlx-lm", Theirs(pair))):
+        for context in options.contexts:
+            caches = contender.filled(context)
+            for steps in (WARM_STEPS, STEPS):
+                seconds = decode_seconds(contender, caches, 1, steps)
+            print(f"{who} {name} @{context}: {1e3 * seconds:.3f} ms a token", flush=True)
+            show_host_times(who, contender, caches, STEPS)
+            contender.take_back(caches, STEPS)
+            if who == "turbospark" or context == options.contexts[0]:
+                show_kernels(contender, caches, 8)
+
+
+def race(name: str, options: argparse.Namespace) -> None:
+    """Print decode times of both, a child of `--env`."""
+    pair, _ = build(name, options)
+    contenders = [Ours(pair), Theirs(pair)]
+    caches = {id(contender): contender.filled(options.contexts[0]) for contender in contenders}
+
+    def decoded(c: Any, is_first: bool) -> float:
+        return decode_seconds(c, caches[id(c)], 1, WARM_STEPS if is_first else STEPS)
+
+    # No new round begins after that time.
+    ours, theirs = compared(decoded, contenders, 100, time.perf_counter() + options.seconds)
+    print(f"  decode {ours:.3f} ms, mlx-lm {theirs:.3f} ms, {theirs / ours:.2f}x", flush=True)
+    show_host_times("turbospark", contenders[0], caches[id(contenders[0])], STEPS)
+
+
+def compare_environments(name: str, options: argparse.Namespace) -> None:
+    """Run a race in a process of its own for each of ENVIRONMENTS."""
+    for values in ENVIRONMENTS:
+        said = " ".join(f"{name}={value}" for name, value in values.items())
+        print(f"{name} with {said or 'nothing set'}:", flush=True)
+        context = str(options.contexts[0])
+        command = [sys.executable, __file__, name, "--race", "--contexts", context]
+        command += ["--seconds", str(options.seconds)]
+        if options.layers:
+            command += ["--layers", str(options.layers)]
+        mine = {key: value for key, value in os.environ.items() if key not in _VARIABLES}
+        subprocess.run(command, env=mine | values, check=False)
 
 
 def _timed(run: Callable[[], None]) -> float:
@@ -300,7 +366,7 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 def _ids(count: int) -> mx.array:
-    return mx.array(np.random.default_rng(count).integers(0, 1000, count).astype(np.int32))
+    return mx.array(np.random.default_rng(count).integers(0, 512, count).astype(np.int32))
 
 
 def _numbers(text: str) -> list[int]:
@@ -308,6 +374,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main() -> None:
+    begin = time.perf_counter()
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=", ".join(SHAPES))
     parser.add_argument("--contexts", type=_numbers, default=[16, 2048, 32768])
@@ -315,19 +382,30 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--layers", type=int, help="cut every shape to its first layers")
     parser.add_argument("--out", type=Path, help="folder for a JSON part a shape")
+    parser.add_argument("--budget", type=float, help="seconds after which nothing more is measured")
     parser.add_argument("--merge", type=Path, metavar="FOLDER")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--env", action="store_true", help="compare what MLX reads there")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of decoding a setting of --env")
+    parser.add_argument("--race", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.merge:
-        merge(options.merge)
+        paths = sorted(options.merge.glob("*.json"))
+        print(markdown(map(Part.read, paths)) if paths else f"no parts in {options.merge}")
         return
     for name in options.shapes:
-        if name not in SHAPES:
+        if name not in (*SHAPES, "tiny"):
             sys.exit(f"unknown shape {name!r}; known: {', '.join(SHAPES)}")
-        part = measure(name, options)
-        part.show()
-        if options.out:
-            options.out.mkdir(parents=True, exist_ok=True)
-            (options.out / f"{name}.json").write_text(json.dumps(asdict(part), indent=1))
+    tasks = ((options.race, race), (options.env, compare_environments), (options.profile, profile))
+    for name in options.shapes:
+        chosen = [task for wanted, task in tasks if wanted]
+        deadline = begin + (options.budget or float("inf"))
+        if time.perf_counter() > deadline:
+            print(f"{name}: not begun, {options.budget:.0f} s are over", flush=True)
+        elif chosen:
+            chosen[0](name, options)
+        else:
+            measure(name, options, deadline)
         mx.clear_cache()
 
 
