@@ -265,6 +265,17 @@ def compiler_override() -> str:
     return os.environ.get("CXX", "")
 
 
+MLX_ON_CUDA: Mapping[str, str] = {}
+"""What MLX reads from the environment when it first computes on an NVIDIA GPU, where another value
+than its own has been measured to be faster (`benchmarks/gpu_decode.py SHAPE --env`)."""
+
+
+def prepare_mlx_on_cuda(values: Mapping[str, str] = MLX_ON_CUDA) -> None:
+    """Set what MLX is going to read; what the environment has already stays."""
+    for name, value in values.items():
+        os.environ.setdefault(name, value)
+
+
 def _gather(kind: type[Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     hints = typing.get_type_hints(kind)
     fields = {item.name: item for item in dataclasses.fields(kind)}
