@@ -8,7 +8,13 @@ from typing import Any
 from turbospark.errors import TokenizerError
 from turbospark.tokenizer.added import AddedTokens
 from turbospark.tokenizer.sentencepiece_model import Normalizer
-from turbospark.tokenizer.vocabulary import NO_STRIP, STRIP_ALL, STRIP_ONE, AddedToken
+from turbospark.tokenizer.vocabulary import (
+    NO_STRIP,
+    STRIP_ALL,
+    STRIP_ONE,
+    AddedToken,
+    refuse_respelled,
+)
 
 SPACE = "▁"
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -98,11 +104,7 @@ class SentencePieceVocabulary:
         Raises:
             TokenizerError: tokens without a text of their own stand in it.
         """
-        if self._spellings:
-            raise TokenizerError(
-                f"{self.source}: {len(self._spellings)} tokens have an empty or repeated text, "
-                "which tokenizer.model cannot hold"
-            )
+        refuse_respelled(self.source, self._spellings, "tokenizer.model")
         (folder / "tokenizer.model").write_bytes(self._processor.serialized_model_proto())
         return self._added
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from turbospark.errors import TokenizerError
 from turbospark.tokenizer.decoding import Decoding, read_decoding
-from turbospark.tokenizer.vocabulary import AddedToken
+from turbospark.tokenizer.vocabulary import AddedToken, refuse_respelled
 
 Result = TypeVar("Result")
 
@@ -116,11 +116,7 @@ class TokenizersVocabulary:
         Raises:
             TokenizerError: tokens without a text of their own stand in it.
         """
-        if self._spellings:
-            raise TokenizerError(
-                f"{self.source}: {len(self._spellings)} tokens have an empty or repeated text, "
-                "which tokenizer.json cannot hold"
-            )
+        refuse_respelled(self.source, self._spellings, "tokenizer.json")
         self._tokenizer.save(str(folder / "tokenizer.json"))
         return {}
 

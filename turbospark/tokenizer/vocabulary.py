@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from turbospark.errors import TokenizerError
+
 NO_STRIP = 0
 STRIP_ONE = 1
 STRIP_ALL = -1
@@ -94,3 +96,16 @@ class AddedToken:
     rstrip: bool = False
     single_word: bool = False
     normalized: bool = False
+
+
+def refuse_respelled(source: str, spellings: Mapping[int, str], file: str) -> None:
+    """Refuse to save tokens without a text of their own.
+
+    Raises:
+        TokenizerError: there are some, and `file` cannot hold them.
+    """
+    if spellings:
+        raise TokenizerError(
+            f"{source}: {len(spellings)} tokens have an empty or repeated text, which {file} "
+            "cannot hold"
+        )
