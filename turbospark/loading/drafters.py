@@ -30,9 +30,6 @@ from turbospark.speculation.ngram import NgramDrafter
 from turbospark.speculation.off import NoDrafter
 from turbospark.speculation.tokenizers import check_same_tokens
 
-KINDS = ("auto", "off", "ngram", "mtp")
-"""What `draft` may be beside a path or a Hub id."""
-
 _PREFIX = "mtp."
 _SIGN = "pre_fc_norm_hidden.weight"  # a tensor that only prediction heads have
 _log = logging.getLogger("turbospark")
@@ -43,7 +40,6 @@ def load_drafter(
     target: LoadedModel,
     *,
     quantize: str | None = None,
-    revision: str | None = None,
     local_files_only: bool = False,
     progress: Progress | None = None,
 ) -> Drafter:
@@ -56,7 +52,6 @@ def load_drafter(
             `dflash_config`), of a prediction head alone, or of a draft model.
         target: the model drafted for; its table and head are shared, its kernels run.
         quantize: quantize a drafter's float weights while loading, as for a model.
-        revision: branch, tag or commit on the Hub.
         local_files_only: never ask the Hub.
         progress: called with bytes done and bytes in all, of a draft model.
 
@@ -88,7 +83,7 @@ def load_drafter(
         )
     if _is_bare_head(Path(draft)):
         return _head_of(target, Path(draft), wish)
-    source = resolve_source(draft, revision=revision, local_files_only=local_files_only)
+    source = resolve_source(draft, local_files_only=local_files_only)
     return _from_checkpoint(source, target, wish, progress)
 
 
@@ -151,7 +146,7 @@ def _own_head(target: LoadedModel, wish: Quantization | None) -> MTPDrafter | st
     if target.source.is_file():
         return f"the prediction head of a GGUF file is not read: {target.source}"
     slots = read_checkpoint(target.source)
-    if not any(f".{name}".find(f".{_PREFIX}") >= 0 for name in slots):
+    if not any(f".{_PREFIX}" in f".{name}" for name in slots):
         return (
             "config.json announces a prediction head, but the checkpoint holds no mtp.* tensors, "
             "which converters leave out; give the path of a file of the head"
