@@ -1,5 +1,7 @@
 """Checkpoints of recurrent layers: by position, by budget, by reference."""
 
+from types import SimpleNamespace
+
 import mlx.core as mx
 import pytest
 
@@ -55,6 +57,17 @@ def test_one_that_exceeds_the_budget_is_not_kept() -> None:
     checkpoints.add(taken(5, size=8))
     assert positions(checkpoints) == [2]
     assert positions(filled(0, 2, 5)) == []
+
+
+def test_what_the_drafter_kept_counts_and_is_left_out_first() -> None:
+    checkpoints = Checkpoints(3 * STATE_BYTES)
+    for position in (2, 5):
+        point = RollbackPoint(position, {2: (mx.zeros(7),)})
+        checkpoints.add(Checkpoint(point, SimpleNamespace(nbytes=STATE_BYTES)))
+    assert positions(checkpoints) == [5]
+    assert checkpoints.nbytes == 2 * STATE_BYTES
+    checkpoints.add(Checkpoint(point, SimpleNamespace(nbytes=3 * STATE_BYTES)))
+    assert [kept.mark for kept in checkpoints.all] == [None]
 
 
 def test_the_same_position_is_kept_once_and_stays_a_prompts_end() -> None:

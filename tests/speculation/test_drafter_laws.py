@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from speculation.talk import CONTEXT, PROBE, VOCAB, Talk, drafters, tokens
+from speculation.talk import CONTEXT, PROBE, VOCAB, WIDTH, Talk, drafters, tokens
 
+from turbospark.caches.kv import KVCache
+from turbospark.caches.ring import RingCache
 from turbospark.errors import CheckpointError, NonFiniteError, ProducerError
+from turbospark.speculation.dflash import DFlashState
 
 DRAFTERS = drafters()
 EXACT = [DRAFTERS[name] for name in ("mtp", "mtp of experts", "dflash2", "dflash1")]
@@ -98,6 +101,16 @@ def test_a_mark_leads_back_exactly(drafter, place):
     assert talk.back(place, mark) == place  # it serves again
     talk.feed(tokens(4, seed=4))
     assert_same_opinions(talk)
+
+
+@pytest.mark.parametrize("windows", [[None, None], [9, None], [9, 9]])
+def test_a_mark_holds_rows_only_where_some_are_overwritten(windows):
+    sizes = (2, 3, CONTEXT)
+    state = DFlashState(
+        lambda: [RingCache(*sizes, window, 5) if window else KVCache(*sizes) for window in windows],
+        WIDTH,
+    )
+    assert (state.mark() is None) == (not any(windows))
 
 
 def test_forks_do_not_see_each_other(drafter):

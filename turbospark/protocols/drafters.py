@@ -26,7 +26,10 @@ class DrafterState(Protocol):
         ...
 
     def mark(self) -> Any:
-        """What a rewind to this very position needs beside the written rows, by reference."""
+        """What a rewind to this very position needs beside the written rows, by reference.
+
+        Its `nbytes` count against the budget of checkpoints.
+        """
         ...
 
     def resume_at(self, keep: int, mark: Any = None) -> int:

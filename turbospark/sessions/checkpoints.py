@@ -5,7 +5,7 @@ state that was kept. Keeping one is free of copies and costs the memory of the s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from turbospark.protocols import RollbackPoint
@@ -35,9 +35,10 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states."""
+        """Bytes of the states, and of what the drafter kept."""
         states = self.point.recurrent.values()
-        return sum(array.nbytes for state in states for array in state)
+        own = sum(array.nbytes for state in states for array in state)
+        return own + getattr(self.mark, "nbytes", 0)
 
 
 class Checkpoints:
@@ -47,7 +48,7 @@ class Checkpoints:
     go, since the next prompt is likeliest to part from this text after it.
 
     Args:
-        budget: bytes; 0 keeps none.
+        budget: bytes of states and of drafters' marks; 0 keeps none.
         every: tokens between two of them at most, where passes end often enough.
     """
 
@@ -69,7 +70,7 @@ class Checkpoints:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the states kept; one that the caches still hold counts too."""
+        """Bytes of what is kept; a state or rows that the caches still hold count too."""
         return sum(kept.nbytes for kept in self._kept)
 
     def due(self, position: int) -> bool:
@@ -78,7 +79,12 @@ class Checkpoints:
         return self.budget > 0 and position - last >= self.every
 
     def add(self, taken: Checkpoint) -> None:
-        """Keep one at the newest position; drop what the budget does not hold."""
+        """Keep one at the newest position; drop what the budget does not hold.
+
+        What the drafter kept is left out where the two together exceed the budget.
+        """
+        if taken.nbytes > self.budget:
+            taken = replace(taken, mark=None)
         if taken.position <= 0 or taken.nbytes > self.budget:
             return
         kept = self._kept

@@ -112,8 +112,10 @@ class DFlashState:
         twin.streams = self.streams.copy()
         return twin
 
-    def mark(self) -> DFlashMark:
-        """The context as it is now."""
+    def mark(self) -> DFlashMark | None:
+        """The context as it is now; None where no row is ever overwritten."""
+        if all(cache.rewind_bound is None for cache in self.caches):
+            return None
         caches = tuple(cache.fork() for cache in self.caches)
         return DFlashMark(self.cursor, caches, self.streams.copy())
 
