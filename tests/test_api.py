@@ -496,6 +496,8 @@ def test_drafting_that_cannot_be_had_is_refused_by_name() -> None:
         engine.generate("hi", draft="mtp")
     with pytest.raises(OptionError, match="draft_block=9: a round of the scripted drafter takes"):
         drafting_engine(draft_block=9)
+    with pytest.raises(OptionError, match="draft_block=3: drafting is off; leave draft_block out"):
+        scripted_engine(draft_block=3)
     with pytest.raises(OptionError, match=r"draft_model: what drafts is chosen by load"):
         engine.generate("hi", draft_model=engine.model)
 

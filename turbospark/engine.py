@@ -216,7 +216,7 @@ def _runner_maker(model: CausalModel, serving: Serving, drafter: Drafter) -> Run
         runner = Runner(
             model, pool, drafter, prefix_reuse=prefix_reuse, prefer_reuse=True, lock=lock
         )
-        if block is not None and drafter.name != "off":
+        if block is not None:
             runner.block_policy = choose_policy(runner, block)
         return runner
 
