@@ -87,6 +87,15 @@ def test_greedy_text_is_that_of_transformers(engine: ts.Engine, name: str) -> No
 
 
 @on_cpu
+def test_reuse_and_chunks_do_not_change_the_text(engine: ts.Engine) -> None:
+    case = CASES["steam engine"]
+    engine.generate(case["text"][:30] + " is long", max_tokens=3)
+    out = engine.generate(case["text"], max_tokens=24, prefill_chunk=5)
+    assert out.reused_tokens > 3
+    assert out.token_ids == case["greedy"][:24]
+
+
+@on_cpu
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", available_isas()[1:])
 def test_a_lower_instruction_set_says_the_same(isa: str) -> None:
@@ -117,8 +126,9 @@ def fed(engine: ts.Engine, sizes: list[int], caches: list[Any], phase: Phase) ->
 @pytest.mark.slow
 def test_chunk_size_changes_no_bit(engine: ts.Engine) -> None:
     runs = []
-    # Sevens and single tokens at the start of the rings and across their turn.
-    for sizes in ([710], [100] * 7 + [10], [7] * 20 + [430] + [7] * 20, [1] * 9 + [660] + [1] * 41):
+    # Sevens and single tokens at the start of the rings and across their turn, at 640.
+    sevens, ones = [7] * 3 + [612] + [7] * 11, [1] * 5 + [632] + [1] * 9 + [64]
+    for sizes in ([710], [100] * 7 + [10], sevens, ones):
         caches = engine.model.make_caches(1024, 128)
         runs.extend(fed(engine, sizes, caches, Phase.PREFILL))
     assert len(runs) == 4

