@@ -10,7 +10,7 @@ Source: transformers 5.24, models/muse_glimmer. Checkpoint: meta-models/Muse-Gli
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -41,6 +41,7 @@ from turbospark.protocols import Family, Phase
 
 BESIDE_TEXT = ("vision_tower", "vision_adapter", "vision_projection")
 THETA = 10_000.0
+ROPE_KEYS = ("rope_parameters", "rope_scaling")
 PERIOD = 4
 """One layer in so many is full, counted back from the last, where config.json lists no layers."""
 
@@ -210,8 +211,8 @@ def build(raw: Mapping[str, Any]) -> MuseGlimmerModel:
 
 def _base(raw: Mapping[str, Any]) -> float:
     """The base of the layers that rotate, in a configuration that `read_rope` accepts."""
-    places = (raw, *(raw.get(key) or {} for key in ("rope_parameters", "rope_scaling")))
-    return next((place["rope_theta"] for place in places if place.get("rope_theta")), THETA)
+    inner = (cast("Mapping[str, Any]", raw.get(key) or {}) for key in ROPE_KEYS)
+    return next((place["rope_theta"] for place in (raw, *inner) if place.get("rope_theta")), THETA)
 
 
 FAMILY = Family(name="muse_glimmer", build=build)
