@@ -286,6 +286,15 @@ def test_plans_of_experts_are_exact(spelling, tmp_path):
     assert "for one token" in repr(planned)
 
 
+def test_working_memory_holds_the_hidden_layers_of_every_expert_of_a_row(tmp_path):
+    heads, inner = 6 * 64, 96
+    few, many = (
+        plan(gpt_oss_folder(tmp_path / f"{k}", "floats", num_experts_per_tok=k), 50).working_bytes
+        for k in (1, 8)
+    )
+    assert many - few == 4 * 50 * 2 * (8 * inner - heads)
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_an_inspection_counts_active_parameters(name, tmp_path):
     golden = load_golden(name)
