@@ -5,6 +5,7 @@ two proposals follows the first token, so that a text of three tokens sees every
 stay, the second is replaced, the first is replaced and the next round proposes anew.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,10 +124,10 @@ class Sampler:
         return inverse(weights, self.uniforms(seeds, place, stream), weights)
 
     def _laws(self, logits_of: LogitsOf, out: Array, place: int) -> Array:
-        """Laws [N, V] of the token at `place`; each distinct text before it is shaped once."""
-        texts, which = np.unique(out[:, :place], axis=0, return_inverse=True)
-        laws = np.array([law(logits_of, [int(i) for i in text], self.config) for text in texts])
-        return laws[which.reshape(-1)]
+        """Laws [N, V] of the token at `place`; shaped once for each text before it."""
+        texts = itertools.product(range(VOCAB), repeat=place)
+        laws = np.array([law(logits_of, text, self.config) for text in texts])
+        return laws[out[:, :place] @ VOCAB ** np.arange(place)[::-1]]
 
 
 def exact(config: GenerationConfig) -> Array:
