@@ -22,7 +22,10 @@ from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
-FAMILIES = ["gemma3_text", "gemma4_ple", "mistral_swa", "qwen3_5_moe", "gemma4_moe"]
+FAMILIES = [
+    *("gemma3_text", "gemma4_ple", "mistral_swa", "qwen3_5_moe", "gemma4_moe"),
+    *("muse_glimmer", "spark2_5"),
+]
 PROMPT, STEPS = 36, [1, 3]
 DECODE_BODIES = {
     *("int4_gemv_1", "int4_gemv_pair", "rms_norm"),
