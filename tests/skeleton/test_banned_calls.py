@@ -104,3 +104,24 @@ def test_ruff_finds_a_planted_use(room: str, source: str) -> None:
     )  # fmt: skip
     assert shown.returncode == 1
     assert "TID251" in shown.stdout
+
+
+LIMITS = {"set_wired_limit", "set_memory_limit", "set_cache_limit"}
+
+
+def limits(source: str) -> set[str]:
+    """Which of MLX's limits of the whole process a file sets."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        if isinstance(node, ast.ImportFrom):
+            names |= {name.name for name in node.names}
+    return names & LIMITS
+
+
+def test_limits_of_the_process_belong_to_the_program_that_runs_in_it() -> None:
+    # A wired limit near the size of the memory can bring a whole Mac down.
+    assert {path for path in FILES if limits((ROOT / path).read_text())} == set()
+    assert limits("import mlx.core as mx\nmx.metal.set_wired_limit(1)\n") == {"set_wired_limit"}
+    assert limits("from mlx.core import set_cache_limit\n") == {"set_cache_limit"}
