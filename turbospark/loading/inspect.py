@@ -29,9 +29,10 @@ _SUMMARY = (
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "sliding_window",
     "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads",
     "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim",
-    "mtp_num_hidden_layers", "num_experts", "num_local_experts",
-    "num_experts_per_tok", "moe_intermediate_size", "rope_theta", "rope_scaling",
-    "tie_word_embeddings",
+    "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
+    "mtp_num_hidden_layers", "num_experts", "num_local_experts", "n_routed_experts",
+    "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "rope_theta",
+    "rope_scaling", "tie_word_embeddings",
 )  # fmt: skip
 _SHORT_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 

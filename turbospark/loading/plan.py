@@ -14,6 +14,7 @@ from turbospark.loading.install import Handling
 from turbospark.loading.outline import Outline, hub_outline, outline
 from turbospark.loading.quantize import parse_quantize
 from turbospark.loading.source import as_hub_id, resolve_source
+from turbospark.nn.latent import LatentAttention
 from turbospark.nn.moe import RoutedExperts
 from turbospark.nn.unit import units_of
 
@@ -232,5 +233,7 @@ def _working_bytes(shape: Outline, context: int) -> int:
     for _, unit in units_of(shape.model):
         if isinstance(unit, RoutedExperts):
             inner = max(inner, unit.width)
+        elif isinstance(unit, LatentAttention):  # its queries are as wide as the cached rows
+            heads = max(heads, unit.geometry.num_heads * unit.geometry.row_dim)
     rows = min(_chunk(), context)
     return 4 * (rows * (3 * hidden + 2 * max(inner, heads)) + 2 * shape.causal.vocab_size)
