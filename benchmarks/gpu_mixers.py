@@ -36,12 +36,12 @@ from turbospark.kernels.experts import (
 from turbospark.kernels.gpu.delta_net import delta_net
 from turbospark.kernels.gpu.delta_scan import ScanGeometry, delta_scan, scan_geometry
 from turbospark.kernels.gpu.experts import (
-    ExpertGeometry,
     experts_down,
     experts_route,
     experts_up,
     mix_experts,
 )
+from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
 from turbospark.kernels.gpu.kernel import GpuTarget, current_target
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState

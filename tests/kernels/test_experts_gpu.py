@@ -14,13 +14,13 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.experts import mix_experts_sorted, route_reference
 from turbospark.kernels.gpu import experts as experts_module
 from turbospark.kernels.gpu.experts import (
-    ExpertGeometry,
     experts_down,
     experts_route,
     experts_up,
     mix_experts,
     takes,
 )
+from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.rms_norm import rms_norm_reference

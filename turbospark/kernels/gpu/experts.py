@@ -3,12 +3,17 @@
 Their references are in kernels/experts.py.
 """
 
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
+from turbospark.kernels.gpu.experts_geometry import (
+    ExpertGeometry,
+    down_geometry,
+    up_geometry,
+    words_of,
+)
 from turbospark.kernels.gpu.int4_product import FLOATS, GROUP_SIZES, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
 from turbospark.kernels.target import SharedRows
@@ -35,28 +40,6 @@ MAX_EXPERTS = 512
 MAX_TOP = 16
 
 _ACTIVATIONS = {"silu": 1, "gelu_tanh": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGeometry:
-    """Columns a SIMD-group, SIMD-groups a threadgroup; neither orders the sums."""
-
-    rows: int
-    simdgroups: int
-
-
-def up_geometry(target: str, columns: int) -> ExpertGeometry:
-    """The cut of the hidden rows; `columns` are those of all rows and experts together."""
-    if target == "cuda":
-        return ExpertGeometry(1, 8) if columns <= 8192 else ExpertGeometry(2, 8)
-    return ExpertGeometry(2, 2)
-
-
-def down_geometry(target: str, columns: int) -> ExpertGeometry:
-    """The cut of the sum; `columns` are those of all rows together."""
-    if target == "cuda":
-        return ExpertGeometry(1, 8) if columns <= 4096 else ExpertGeometry(2, 8)
-    return ExpertGeometry(2, 2)
 
 
 def takes(experts: ExpertWeights) -> bool:
@@ -143,15 +126,8 @@ def experts_up(
     Raises:
         ShapeError: the arrays are outside these bounds.
     """
-    gate, up = experts.gate, experts.up
-    if not takes(experts) or not _is_int4(gate) or not _is_int4(up):
-        raise ShapeError("experts_up has no body for these experts")
+    gate, up = _check_up(x, ids, experts)
     (E, inner, K), M, top_k = gate.shape, x.shape[0], experts.top_k
-    if x.ndim != 2 or not 1 <= M <= MAX_ROWS or x.shape[1] != K or ids.shape != (M, top_k):
-        raise ShapeError(
-            f"experts_up takes 1 to {MAX_ROWS} rows of {K} values and {top_k} ids a row, not "
-            f"x {x.shape} and ids {ids.shape}"
-        )
     cut = geometry or up_geometry(target.name, M * top_k * inner)
     weight = None if norm is None else norm.weight
     (hidden,) = UP(
@@ -170,13 +146,13 @@ def experts_up(
             "I": inner,
             "K": K,
             "TOP": top_k,
-            "WORDS": _words(K),
+            "WORDS": words_of(K),
             "NORM": norm is not None,
             "HAS_NORM_WEIGHT": weight is not None,
             "ACTIVATION": _ACTIVATIONS[str(experts.activation)],
             "ROWS": cut.rows,
         },
-        grid=(32, _groups(inner, cut) * cut.simdgroups, M * top_k),
+        grid=(32, cut.groups(inner) * cut.simdgroups, M * top_k),
         threadgroup=(32, cut.simdgroups, 1),
         outputs=[((M, top_k, inner), mx.float32)],
     )
@@ -212,29 +188,12 @@ def experts_down(
     Raises:
         ShapeError: the arrays are outside these bounds.
     """
-    down = experts.down
-    if not takes(experts) or not _is_int4(down):
-        raise ShapeError("experts_down has no body for these experts")
+    down = _check_down(hidden, ids, weights, experts, shared)
     (E, N, inner), M, top_k = down.shape, hidden.shape[0], experts.top_k
-    if not 1 <= M <= MAX_ROWS or hidden.shape != (M, top_k, inner) or ids.shape != weights.shape:
-        raise ShapeError(
-            f"experts_down takes hidden rows {(M, top_k, inner)} and as many ids as weights, not "
-            f"{hidden.shape}, {ids.shape}, {weights.shape}"
-        )
-    if shared is not None and [x.shape for x in shared] != [(M, N), (M, 1)]:
-        given = [x.shape for x in shared]
-        raise ShapeError(f"experts_down adds a shared expert {[(M, N), (M, 1)]}, not {given}")
     cut = geometry or down_geometry(target.name, M * N)
     (y,) = DOWN(
         target,
-        [
-            hidden,
-            ids,
-            weights,
-            *_arrays(down),
-            weights if shared is None else shared[1],
-            weights if shared is None else shared[0],
-        ],
+        [hidden, ids, weights, *_arrays(down), *(reversed(shared) if shared else [weights] * 2)],
         template=_template(down)
         | {
             "T": dtype,
@@ -242,12 +201,12 @@ def experts_down(
             "N": N,
             "I": inner,
             "TOP": top_k,
-            "WORDS": _words(inner),
+            "WORDS": words_of(inner),
             "BATCH": next(n for n in (8, 4, 3, 2, 1) if n * cut.rows <= 8 and top_k % n == 0),
             "HAS_SHARED": shared is not None,
             "ROWS": cut.rows,
         },
-        grid=(32, _groups(N, cut) * cut.simdgroups, M),
+        grid=(32, cut.groups(N) * cut.simdgroups, M),
         threadgroup=(32, cut.simdgroups, 1),
         outputs=[((M, N), dtype)],
     )
@@ -269,6 +228,43 @@ def mix_experts(
     )
     hidden = experts_up(h, norm, ids, experts, target=target)
     return experts_down(hidden, ids, weights, experts, shared, dtype=h.dtype, target=target)
+
+
+def _check_up(
+    x: mx.array, ids: mx.array, experts: ExpertWeights
+) -> tuple[QuantizedWeight, QuantizedWeight]:
+    gate, up = experts.gate, experts.up
+    if not takes(experts) or not _is_int4(gate) or not _is_int4(up):
+        raise ShapeError("experts_up has no body for these experts")
+    M, K, top_k = x.shape[0], gate.shape[2], experts.top_k
+    if x.ndim != 2 or not 1 <= M <= MAX_ROWS or x.shape[1] != K or ids.shape != (M, top_k):
+        raise ShapeError(
+            f"experts_up takes 1 to {MAX_ROWS} rows of {K} values and {top_k} ids a row, not "
+            f"x {x.shape} and ids {ids.shape}"
+        )
+    return gate, up
+
+
+def _check_down(
+    hidden: mx.array,
+    ids: mx.array,
+    weights: mx.array,
+    experts: ExpertWeights,
+    shared: SharedRows | None,
+) -> QuantizedWeight:
+    down = experts.down
+    if not takes(experts) or not _is_int4(down):
+        raise ShapeError("experts_down has no body for these experts")
+    (_, N, inner), M, top_k = down.shape, hidden.shape[0], experts.top_k
+    if not 1 <= M <= MAX_ROWS or hidden.shape != (M, top_k, inner) or ids.shape != weights.shape:
+        raise ShapeError(
+            f"experts_down takes hidden rows {(M, top_k, inner)} and as many ids as weights, not "
+            f"{hidden.shape}, {ids.shape}, {weights.shape}"
+        )
+    if shared is not None and [x.shape for x in shared] != [(M, N), (M, 1)]:
+        given = [x.shape for x in shared]
+        raise ShapeError(f"experts_down adds a shared expert {[(M, N), (M, 1)]}, not {given}")
+    return down
 
 
 def _is_int4(w: Weight) -> TypeGuard[QuantizedWeight]:
@@ -300,12 +296,3 @@ def _arrays(w: QuantizedWeight) -> list[mx.array]:
 
 def _template(w: QuantizedWeight) -> dict[str, mx.Dtype | int | bool]:
     return {"GROUP": w.group_size, "HAS_BIASES": w.biases is not None, "ZERO": w.zero or 0}
-
-
-def _words(K: int) -> int:
-    """Words of eight codes that a lane takes at a time; with K it gives the order of sums."""
-    return 4 if K >= 1024 else 2 if K >= 512 else 1
-
-
-def _groups(columns: int, cut: ExpertGeometry) -> int:
-    return -(-columns // (cut.rows * cut.simdgroups))

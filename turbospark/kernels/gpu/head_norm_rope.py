@@ -89,24 +89,16 @@ def head_norm_rope(
         ShapeError: shapes do not fit.
     """
     _check(q, k, v, rows, unit)
-    (T, D), Hq, Hkv = (
-        (q.shape[0], unit.heads.head_dim),
-        unit.heads.num_heads,
-        unit.heads.num_kv_heads,
-    )
-    has_kv, tail = k is not None, rows.tail
-    pairs, capacity = unit.rope.inv_freq.size, tail.k.shape[1]
-    norms = [0 if norm is None else 1 if norm.weight is None else 2 for norm in unit.norms]
+    heads, has_kv, tail = unit.heads, k is not None, rows.tail
     weights = [
         unit.frequencies if norm is None or norm.weight is None else norm.weight
         for norm in unit.norms
     ]
     eps = [0.0 if norm is None else norm.eps for norm in unit.norms]
-    head_groups = -(-T * (Hq + 2 * Hkv * has_kv) // _SIMDGROUPS)
-    copies_a_head = -(-(capacity - T) // _COPY_ROWS) if has_kv else 0
-    copies = 2 * Hkv * copies_a_head
-    threads = 32 * _SIMDGROUPS
-    kv_shape = (Hkv, capacity, D) if has_kv else (1, 1, 1)
+    head_groups, copies_a_head = _groups(q, tail, heads, has_kv)
+    groups, threads = head_groups + 2 * heads.num_kv_heads * copies_a_head, 32 * _SIMDGROUPS
+    y_shape = (q.shape[0], heads.num_heads, heads.head_dim)
+    kv_shape = tail.k.shape if has_kv else (1, 1, 1)
     y, new_k, new_v = KERNEL(
         target,
         [
@@ -120,32 +112,10 @@ def head_norm_rope(
             rows.lengths,
             constant((*eps, unit.rope.magnitude)),
         ],
-        template={
-            "T": q.dtype,
-            "KV": tail.k.dtype,
-            "M": T,
-            "D": D,
-            "HEADS": Hq,
-            "KV_HEADS": Hkv,
-            "HAS_KV": has_kv,
-            "Q_STEP": D if q.ndim == 2 else q.shape[2],
-            "Q_NORM": norms[0],
-            "K_NORM": norms[1],
-            "V_NORM": norms[2],
-            "PAIRS": pairs,
-            "TURNS": -(-pairs // 32),
-            "RESTS": -(-(D - 2 * pairs) // 32),
-            "IS_TRADITIONAL": unit.rope.traditional,
-            "TAIL": capacity,
-            "SIMDGROUPS": _SIMDGROUPS,
-            "HEAD_GROUPS": head_groups,
-            "COPIES": copies,
-            "COPIES_A_HEAD": max(1, copies_a_head),
-            "COPY_ROWS": _COPY_ROWS,
-        },
-        grid=((head_groups + copies) * threads, 1, 1),
+        template=_template(q, tail, unit, has_kv),
+        grid=(groups * threads, 1, 1),
         threadgroup=(threads, 1, 1),
-        outputs=[((T, Hq, D), q.dtype), (kv_shape, tail.k.dtype), (kv_shape, tail.v.dtype)],
+        outputs=[(y_shape, q.dtype), (kv_shape, tail.k.dtype), (kv_shape, tail.v.dtype)],
     )
     return y, RowBlock(new_k, new_v) if has_kv else None
 
@@ -173,6 +143,44 @@ def head_norm_rope_reference(
 def takes(heads: HeadGeometry) -> bool:
     """Whether `head_norm_rope` has a body for this geometry."""
     return heads.head_dim % 4 == 0 and heads.head_dim <= 512
+
+
+def _groups(q: mx.array, tail: RowBlock, heads: HeadGeometry, has_kv: bool) -> tuple[int, int]:
+    """Threadgroups that norm and rotate, and those that copy a head's rows of the old tail."""
+    T, rotated = q.shape[0], heads.num_heads + 2 * heads.num_kv_heads * has_kv
+    copies_a_head = -(-(tail.k.shape[1] - T) // _COPY_ROWS) if has_kv else 0
+    return -(-T * rotated // _SIMDGROUPS), copies_a_head
+
+
+def _template(
+    q: mx.array, tail: RowBlock, unit: HeadUnit, has_kv: bool
+) -> dict[str, mx.Dtype | int | bool]:
+    heads, D, pairs = unit.heads, unit.heads.head_dim, unit.rope.inv_freq.size
+    norms = [0 if norm is None else 1 if norm.weight is None else 2 for norm in unit.norms]
+    head_groups, copies_a_head = _groups(q, tail, heads, has_kv)
+    return {
+        "T": q.dtype,
+        "KV": tail.k.dtype,
+        "M": q.shape[0],
+        "D": D,
+        "HEADS": heads.num_heads,
+        "KV_HEADS": heads.num_kv_heads,
+        "HAS_KV": has_kv,
+        "Q_STEP": D if q.ndim == 2 else q.shape[2],
+        "Q_NORM": norms[0],
+        "K_NORM": norms[1],
+        "V_NORM": norms[2],
+        "PAIRS": pairs,
+        "TURNS": -(-pairs // 32),
+        "RESTS": -(-(D - 2 * pairs) // 32),
+        "IS_TRADITIONAL": unit.rope.traditional,
+        "TAIL": tail.k.shape[1],
+        "SIMDGROUPS": _SIMDGROUPS,
+        "HEAD_GROUPS": head_groups,
+        "COPIES": 2 * heads.num_kv_heads * copies_a_head,
+        "COPIES_A_HEAD": max(1, copies_a_head),
+        "COPY_ROWS": _COPY_ROWS,
+    }
 
 
 def _check(

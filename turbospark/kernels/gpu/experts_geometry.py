@@ -1,0 +1,34 @@
+"""How the launches of routed experts are cut."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGeometry:
+    """Columns a SIMD-group, SIMD-groups a threadgroup; neither orders the sums."""
+
+    rows: int
+    simdgroups: int
+
+    def groups(self, columns: int) -> int:
+        """Threadgroups over so many columns."""
+        return -(-columns // (self.rows * self.simdgroups))
+
+
+def up_geometry(target: str, columns: int) -> ExpertGeometry:
+    """The cut of the hidden rows; `columns` are those of all rows and experts together."""
+    if target == "cuda":
+        return ExpertGeometry(1, 8) if columns <= 8192 else ExpertGeometry(2, 8)
+    return ExpertGeometry(2, 2)
+
+
+def down_geometry(target: str, columns: int) -> ExpertGeometry:
+    """The cut of the sum; `columns` are those of all rows together."""
+    if target == "cuda":
+        return ExpertGeometry(1, 8) if columns <= 4096 else ExpertGeometry(2, 8)
+    return ExpertGeometry(2, 2)
+
+
+def words_of(K: int) -> int:
+    """Words of eight codes that a lane takes at a time; with K it gives the order of sums."""
+    return 4 if K >= 1024 else 2 if K >= 512 else 1
