@@ -129,6 +129,26 @@ def test_the_new_file_takes_the_place_of_the_old_one_in_one_step(
     assert [path.name for path in saved.parent.iterdir()] == [saved.name]
 
 
+def test_a_link_stays_and_leads_to_the_new_file(saved: Path) -> None:
+    link = saved.parent / "folder" / "newest"
+    link.parent.mkdir()
+    link.symlink_to("../alice.tsession")
+    write_file(link, {"name": "new"}, {})
+    assert link.is_symlink()
+    assert read_file(saved)[0] == {"name": "new"}
+    assert [path.name for path in link.parent.iterdir()] == ["newest"]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path):
+        with pytest.raises(OptionError, match=f"saved as {place}: it is no regular file"):
+            write_file(place, VALUES, ARRAYS)
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_a_value_that_json_cannot_hold_is_refused_before_anything_is_written(saved: Path) -> None:
     with pytest.raises(OptionError, match="not JSON serializable"):
         write_file(saved, {"messages": [{"content": object()}]}, {})

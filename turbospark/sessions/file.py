@@ -32,7 +32,8 @@ def write_file(
     """Write a file under a temporary name beside its place, then rename it.
 
     Args:
-        path: what stands there is replaced once the new file is whole.
+        path: a file that stands there is replaced once the new one is whole; a link stays, and
+            leads to it.
         values: what JSON can hold.
         arrays: evaluated here.
 
@@ -164,13 +165,16 @@ def _bytes_of(array: mx.array) -> memoryview:
 
 def _write_whole(target: Path, write: Callable[[BinaryIO], None]) -> None:
     try:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        place = target.resolve()
+        if place.exists() and not place.is_file():
+            raise ValueError("it is no regular file")
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             with temporary.open("xb") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(target)
+            temporary.replace(place)
         finally:
             temporary.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
