@@ -145,6 +145,44 @@ def test_a_gate_multiplies_by_its_sigmoid(step: int, target: str) -> None:
     assert relative_error(gated, np.array(wanted)) < SLACK * ROUNDING[mx.float32]
 
 
+@pytest.mark.parametrize("target", GPUS)
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_one_chunk_alone_gives_the_bits_of_two_passes(sinks: bool, D: int, target: str) -> None:
+    """A text that outgrows its first rows, or a verify, sees no other result for a position."""
+    case, gpu = AttentionCase(3, (6, 2), D, end=101, boundary=0, tail=128), on(target)
+    case = replace(case, sinks=sinks, dtype=mx.bfloat16, kv_dtype=mx.bfloat16)
+    rows, lengths = case.rows(), mx.array([0, 98], mx.int32)
+    assert gpu is not None
+    assert rows.tail is not None
+    q = mx.array(case.arrays()["q"]).astype(case.dtype)
+    scores = mx.array(case.arrays()["sinks"]) if sinks else None
+    tail, more = rows.tail, RowBlock(mx.zeros((2, 512, D), q.dtype), mx.zeros((2, 512, D), q.dtype))
+    launches: list[str] = []
+    found = [
+        attention_step(q, step, SCALE, None, scores, target=counted(gpu, launches))
+        for step in (StepRows(tail, tail, lengths), StepRows(more, tail, lengths))
+    ]
+    assert launches.count("attention_combine") == 1
+    assert len(launches) == 3
+    assert mx.array_equal(*found)
+
+
+def counted(gpu: GpuTarget, launches: list[str]) -> GpuTarget:
+    """The target, whose kernels note their names."""
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        launch = gpu.builder(**names)
+
+        def noted(**call: Any) -> Sequence[mx.array]:
+            launches.append(names["name"])
+            return launch(**call)
+
+        return noted
+
+    return replace(gpu, builder=build)
+
+
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);\n"
 FENCE = "simdgroup_barrier(mem_flags::mem_threadgroup);\n"
 
@@ -166,7 +204,7 @@ FENCE = "simdgroup_barrier(mem_flags::mem_threadgroup);\n"
         ("partials", "total[t], fade, weight", "total[t], 1.0f, weight", None),
         ("combine", "if (thread_index_in_simdgroup == 0)", "", "race on|conflicting"),
         ("combine", "total += group_total[group]", "total = group_total[group]", None),
-        ("combine", "metal::fma(weight, totals[n], total)", "total + totals[n]", None),
+        ("combine", "metal::fma(weight, own.v[1], total)", "total + own.v[1]", None),
         ("combine", "metal::fast::exp(sink - top)", "0.0f", None),
     ],
 )
@@ -183,6 +221,24 @@ def test_a_planted_mutation_is_caught(
     else:
         with pytest.raises(MetalRunError, match=what):
             case.error(target)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("value * query_share[n / D]", "value"),
+        ("metal::fma(query_weight[n / D], joined[n], 0.0f)", "joined[n]"),
+        ("static_cast<float>(sinks[head])", "static_cast<float>(sinks[0])"),
+        ("query_weight[t] = share.v[0]", "query_weight[0] = share.v[0]"),
+    ],
+)
+def test_a_mutation_where_one_chunk_is_all_is_caught(old: str, new: str) -> None:
+    case, target = replace(CASES[6], end=3), mutated("attention_partials", old, new)
+    assert case.error(EMULATION) < SLACK * ROUNDING[case.dtype]
+    try:
+        assert not case.error(target) < SLACK * ROUNDING[case.dtype]
+    except MetalRunError:
+        return
 
 
 @pytest.mark.parametrize(

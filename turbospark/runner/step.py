@@ -104,10 +104,11 @@ class CompiledModel:
             return self.model(
                 tokens, caches, phase=phase, logits=logits, taps=taps, hidden=hidden, record=record
             )
-        self._recurrent = [cache.recurrent for cache in caches]
         wish = _Wish(logits, tuple(taps), hidden, record)
-        start = caches[0].offset
-        if any(not cache.recurrent and cache.needs_seal(count) for cache in caches):
+        start, recurrent = caches[0].offset, [cache.recurrent for cache in caches]
+        self._recurrent = recurrent
+        # All tails begin at one position, so the first one that has rows speaks for all.
+        if False in recurrent and caches[recurrent.index(False)].needs_seal(count):
             _settle(caches)
         given, boundary = list[Arrays](), start
         for cache in caches:

@@ -1,4 +1,6 @@
-"""Attention of up to eight query rows over a cache, in two passes split over the keys.
+"""Attention of up to eight query rows over a cache: chunks of keys, then a pass that joins them.
+
+A cache that is one chunk of keys needs no second pass.
 
 Its reference is `attend_reference` of kernels/attention.py.
 """
@@ -20,12 +22,11 @@ from turbospark.kernels.gpu.kernel import (
 from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
 from turbospark.kernels.target import HeadGeometry
 
-_INPUTS = ("q", "sealed_k", "sealed_v", "tail_k", "tail_v", "lengths", "scale")
-_PARTS = ("partials", "tops", "totals")
-PARTIALS = Kernel("attention_partials", _INPUTS, _PARTS)
-TENSOR = Kernel("attention_tensor", _INPUTS, _PARTS, only="cuda", helpers=("cuda_tensor.h",))
+_INPUTS = ("q", "sealed_k", "sealed_v", "tail_k", "tail_v", "lengths", "scale", "sinks")
+PARTIALS = Kernel("attention_partials", _INPUTS, ("y",))
+TENSOR = Kernel("attention_tensor", _INPUTS, ("y",), only="cuda", helpers=("cuda_tensor.h",))
 COMBINE = Kernel(
-    "attention_combine", (*_PARTS, "lengths", "sinks", "gate"), ("y",), takes_strides=True
+    "attention_combine", ("parts", "lengths", "sinks", "gate"), ("y",), takes_strides=True
 )
 MAX_ROWS = 8
 
@@ -117,23 +118,33 @@ def attention_step(
         "WINDOW": window or 0,
     }
     kernel, threads, tiles, shape = _tensor(heads, q) if tensor else _vector(heads, q, rows)
-    splits = cut.count(_capacity(rows), T, window)
-    parts = kernel(
+    splits = _splits(cut, rows, T, window)
+    is_whole = splits == 1 and gate is None
+    sink_scores = rows.lengths if sinks is None else sinks
+    blocks = [rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v]
+    (parts,) = kernel(
         target,
-        [q, rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v, rows.lengths, constant(scale)],
-        template={**sizes, **shape, "SHARE": Hq // heads.num_kv_heads, "TILES": tiles},
+        [q, *blocks, rows.lengths, constant(scale), sink_scores],
+        template={
+            **sizes,
+            **shape,
+            "SHARE": Hq // heads.num_kv_heads,
+            "TILES": tiles,
+            "IS_WHOLE": is_whole,
+            "HAS_SINKS": sinks is not None,
+            "Y": q.dtype if is_whole else mx.float32,
+        },
         grid=(threads, heads.num_kv_heads * tiles, splits),
         threadgroup=(threads, 1, 1),
-        outputs=[((splits, T, Hq, D), mx.float32), *[((splits, T, Hq), mx.float32)] * 2],
+        outputs=[
+            ((T, Hq * D), q.dtype) if is_whole else ((splits, T, Hq, D + 4), mx.float32),
+        ],
     )
+    if is_whole:
+        return parts
     (y,) = COMBINE(
         target,
-        [
-            *parts,
-            rows.lengths,
-            rows.lengths if sinks is None else sinks,
-            parts[1] if gate is None else gate,
-        ],
+        [parts, rows.lengths, sink_scores, parts if gate is None else gate],
         template={
             **sizes,
             "T": q.dtype,
@@ -208,14 +219,18 @@ def _check(q: mx.array, keys: mx.array, sinks: mx.array | None) -> HeadGeometry:
     return heads
 
 
-def _capacity(rows: StepRows) -> int:
+def _splits(cut: geometry.Chunks, rows: StepRows, count: int, window: int | None) -> int:
     tail = rows.tail.k.shape[1]
-    return tail if rows.sealed is rows.tail else rows.sealed.k.shape[1] + tail
+    if rows.sealed is rows.tail:  # every position lies in the tail
+        return min(cut.count(tail, count, window), cut.count(tail, count, None))
+    return cut.count(rows.sealed.k.shape[1] + tail, count, window)
 
 
 def _blocks(rows: KVRows) -> tuple[RowBlock, RowBlock]:
-    """Sealed rows and tail; one stands in for the other where no position lies in it."""
-    sealed, tail = rows.sealed or rows.tail, rows.tail or rows.sealed
-    if sealed is None or tail is None:
-        raise ShapeError("attention_decode over a cache without rows")
-    return sealed, tail
+    """Sealed rows and tail; the arrays of one stand in where no position lies in the other."""
+    sealed, tail = rows.sealed, rows.tail
+    if sealed is None:
+        if tail is None:
+            raise ShapeError("attention_decode over a cache without rows")
+        return tail, tail
+    return sealed, RowBlock(sealed.k, sealed.v) if tail is None else tail

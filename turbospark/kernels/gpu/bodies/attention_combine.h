@@ -18,7 +18,7 @@ const int splits = chunk_of(start + M - 1, CHUNK, FIRST) - first_chunk + 1;
 float top = HAS_SINKS ? static_cast<float>(sinks[query % HEADS]) : masked;
 const float sink = top;
 for (int split = thread_index; split < splits; split += THREADS) {
-  top = metal::max(top, tops[split * M * HEADS + query]);
+  top = metal::max(top, parts[(split * M * HEADS + query) * (D + 4) + D]);
 }
 top = simd_max(top);
 if (thread_index_in_simdgroup == 0) {
@@ -35,10 +35,11 @@ float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 float total = 0.0f;
 for (int split = (key_group - first_chunk) & (key_groups - 1); split < splits;
      split += key_groups) {
-  const int n = split * M * HEADS + query;
-  const float weight = tops[n] == masked ? 0.0f : metal::fast::exp(tops[n] - top);
-  const Pack<float, 4> partial = load_pack<4>(partials + n * D + column + within);
-  total = metal::fma(weight, totals[n], total);
+  const int n = (split * M * HEADS + query) * (D + 4);
+  const Pack<float, 2> own = load_pack<2>(parts + n + D);  // maximum and sum
+  const float weight = own.v[0] == masked ? 0.0f : metal::fast::exp(own.v[0] - top);
+  const Pack<float, 4> partial = load_pack<4>(parts + n + column + within);
+  total = metal::fma(weight, own.v[1], total);
   UNROLL for (int i = 0; i < 4; i++) { sum[i] = metal::fma(weight, partial.v[i], sum[i]); }
 }
 UNROLL for (int i = 0; i < 4; i++) { group_sum[4 * thread_index + i] = sum[i]; }
@@ -53,7 +54,7 @@ if (thread_index < 4 * LANES) {
     total += group_total[group];
     value += group_sum[group * 4 * LANES + thread_index];
   }
-  value = value / total;
+  value = value * (1.0f / total);
   const int d = column + thread_index;
   if (HAS_GATE) {
     const int row = query / HEADS;

@@ -8,11 +8,15 @@
 //
 // lengths: first position of the tail, position of the first query. Threadgroup
 // (32 * SIMDGROUPS, 1, 1); grid y: key/value head and tile of queries; grid z: chunk, the newest
-// first, as they may be the longest. Chunks that no query sees are left unwritten.
+// first, as they may be the longest. A query's row of y holds its D values, the maximum and the sum
+// of the weights, and two numbers that are left unwritten, as are chunks that no query sees; or, if
+// IS_WHOLE, the one chunk holds all keys, and the row is the result that attention_combine gives.
 SHARED float block_weight[SIMDGROUPS * 32 * QUERIES];
 SHARED float joined[QUERIES * D];
 SHARED float group_top[SIMDGROUPS * QUERIES];
 SHARED float group_total[SIMDGROUPS * QUERIES];
+SHARED float query_weight[QUERIES];
+SHARED float query_share[QUERIES];
 const float masked = -3.0e38f;
 const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int lane = static_cast<int>(thread_index_in_simdgroup);
@@ -160,6 +164,13 @@ if (low < high) {
       const float fade = metal::fast::exp(group_top[s * QUERIES + t] - top[t]);
       chunk_total[t] = metal::fma(group_total[s * QUERIES + t], fade, chunk_total[t]);
     }
+    if (IS_WHOLE && thread_index == 0) {
+      const int head = kv_head * SHARE + (first_query + t) % SHARE;
+      const float sink = HAS_SINKS ? static_cast<float>(sinks[head]) : masked;
+      const Floats<2> share = lone_chunk(top[t], chunk_total[t], HAS_SINKS, sink);
+      query_weight[t] = share.v[0];
+      query_share[t] = share.v[1];
+    }
     const float fade = metal::fast::exp(own - top[t]);
     UNROLL for (int c = 0; c < QUADS * 4; c++) { sum[t][c] *= fade; }
   }
@@ -179,16 +190,21 @@ if (low < high) {
   for (int n = thread_index; n < QUERIES * D; n += 32 * SIMDGROUPS) {
     const int i = first_query + n / D;
     if (i < M * SHARE) {
-      const int head = kv_head * SHARE + i % SHARE;
-      partials[((split * M + i / SHARE) * HEADS + head) * D + n % D] = joined[n];
+      const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
+      if (IS_WHOLE) {
+        const float value = metal::fma(query_weight[n / D], joined[n], 0.0f);
+        y[place * D + n % D] = static_cast<Y>(value * query_share[n / D]);
+      } else {
+        y[place * (D + 4) + n % D] = static_cast<Y>(joined[n]);
+      }
     }
   }
   UNROLL for (int t = 0; t < QUERIES; t++) {
     const int i = first_query + t;
-    if (thread_index == 0 && i < M * SHARE) {
-      const int n = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
-      tops[n] = top[t];
-      totals[n] = chunk_total[t];
+    if (!IS_WHOLE && thread_index == 0 && i < M * SHARE) {
+      const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
+      y[place * (D + 4) + D] = static_cast<Y>(top[t]);
+      y[place * (D + 4) + D + 1] = static_cast<Y>(chunk_total[t]);
     }
   }
 }

@@ -57,6 +57,14 @@ FUNC int chunk_of(int position, int size, int first) {
   return level * first + ((unit - before) >> level);
 }
 
+// What attention_combine would make of one chunk alone, step by step: its weight, and 1 / the sum.
+FUNC Floats<2> lone_chunk(float chunk_top, float chunk_total, bool has_sinks, float sink) {
+  const float top = metal::max(sink, chunk_top);
+  const float weight = metal::fast::exp(chunk_top - top);
+  const float rest = has_sinks ? metal::fast::exp(sink - top) : 0.0f;
+  return {{weight, 1.0f / (rest + metal::fma(weight, chunk_total, 0.0f))}};
+}
+
 // Cosine and sine of any angle, times a factor.
 FUNC Floats<2> rotation(float angle, float factor) {
   Floats<2> made;

@@ -19,6 +19,8 @@ constexpr int STEP_PARTS = QUERY_PARTS + WEIGHT_PARTS;
 constexpr int ALL_PARTS = STEP_PARTS > JOINED_PARTS ? STEP_PARTS : JOINED_PARTS;
 SHARED uint4 memory[ALL_PARTS];
 SHARED float warp_value[WARPS * ROWS];
+SHARED float row_weight[ROWS];
+SHARED float row_share[ROWS];
 SHARED_PTR Pack<uint, 4>* const query_parts = reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(memory);
 SHARED_PTR Pack<uint, 4>* const weight_parts = query_parts + QUERY_PARTS;
 SHARED_PTR Pack<uint, 2>* const weight_halves =
@@ -203,6 +205,31 @@ if (low < high) {
       }
     }
   }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  UNROLL for (int tile = 0; tile < QUERY_TILES; tile++) {
+    UNROLL for (int h = 0; h < 2; h++) {
+      const int row = tile * 16 + h * 8 + lane_row;
+      const int i = first_query + row;
+      if (warp == 0 && lane_pair == 0 && i < M * SHARE) {
+        float all = 0.0f;
+        UNROLL for (int w = 0; w < WARPS; w++) { all += warp_value[w * ROWS + row]; }
+        const int head = kv_head * SHARE + i % SHARE;
+        if (IS_WHOLE) {
+          const float sink = HAS_SINKS ? static_cast<float>(sinks[head]) : masked;
+          const Floats<2> share = lone_chunk(top[tile][h], all, HAS_SINKS, sink);
+          row_weight[row] = share.v[0];
+          row_share[row] = share.v[1];
+        } else {
+          const int place = ((split * M + i / SHARE) * HEADS + head) * (D + 4) + D;
+          y[place] = static_cast<Y>(top[tile][h]);
+          y[place + 1] = static_cast<Y>(all);
+        }
+      }
+    }
+  }
+  if (IS_WHOLE && KEY_GROUPS == 1) {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
   UNROLL for (int turn = 0; turn < KEY_GROUPS; turn++) {
     if (key_group == turn) {
       UNROLL for (int tile = 0; tile < QUERY_TILES; tile++) {
@@ -213,9 +240,14 @@ if (low < high) {
           UNROLL for (int c = 0; c < WIDTH; c++) {
             if (KEY_GROUPS == 1) {
               if (i < M * SHARE) {
-                const int head = kv_head * SHARE + i % SHARE;
-                partials[((split * M + i / SHARE) * HEADS + head) * D + column + c] =
-                    sum[tile][c][x];
+                const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
+                const float value = sum[tile][c][x];
+                if (IS_WHOLE) {
+                  const float weighted = metal::fma(row_weight[row], value, 0.0f);
+                  y[place * D + column + c] = static_cast<Y>(weighted * row_share[row]);
+                } else {
+                  y[place * (D + 4) + column + c] = static_cast<Y>(value);
+                }
               }
             } else {
               const int n = row * D + column + c;
@@ -231,21 +263,13 @@ if (low < high) {
     for (int n = thread_index; n < ROWS * D; n += 32 * WARPS) {
       const int i = first_query + n / D;
       if (i < M * SHARE) {
-        const int head = kv_head * SHARE + i % SHARE;
-        partials[((split * M + i / SHARE) * HEADS + head) * D + n % D] = joined[n];
-      }
-    }
-  }
-  UNROLL for (int tile = 0; tile < QUERY_TILES; tile++) {
-    UNROLL for (int h = 0; h < 2; h++) {
-      const int row = tile * 16 + h * 8 + lane_row;
-      const int i = first_query + row;
-      if (warp == 0 && lane_pair == 0 && i < M * SHARE) {
-        float all = 0.0f;
-        UNROLL for (int w = 0; w < WARPS; w++) { all += warp_value[w * ROWS + row]; }
-        const int n = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
-        tops[n] = top[tile][h];
-        totals[n] = all;
+        const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
+        if (IS_WHOLE) {
+          const float value = metal::fma(row_weight[n / D], joined[n], 0.0f);
+          y[place * D + n % D] = static_cast<Y>(value * row_share[n / D]);
+        } else {
+          y[place * (D + 4) + n % D] = static_cast<Y>(joined[n]);
+        }
       }
     }
   }
