@@ -345,6 +345,18 @@ def test_an_array_of_another_kind_is_refused(whole: Path, tmp_path: Path, name: 
     assert engine.session("alice").messages == []
 
 
+@pytest.mark.parametrize("name", ["fed_ids", "ids"])
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_ids_outside_the_vocabulary_are_refused(
+    whole: Path, tmp_path: Path, name: str, token: int
+) -> None:
+    values, arrays = read_file(whole)
+    ids = [*arrays[name].tolist()[:-1], token]  # type: ignore[misc]
+    write_file(tmp_path / "b", values, arrays | {name: mx.array(ids, mx.int32)})
+    with pytest.raises(CheckpointError, match=f"{name}' hold {token}; ids run to"):
+        scripted_engine(ScriptedModel(recurrent=1)).load_session(tmp_path / "b")
+
+
 def test_a_damaged_file_is_refused_and_the_engine_stays_usable(tmp_path: Path) -> None:
     engine = scripted_engine()
     chat = engine.session("a")

@@ -19,7 +19,7 @@ from turbospark.runner.transcript import Transcript
 from turbospark.sessions.budget import ByteBudget
 from turbospark.sessions.file import read_file, write_file
 from turbospark.sessions.fingerprint import Fingerprint, differences, drafter_identity
-from turbospark.sessions.saved import check_kinds, export_session, restore_session
+from turbospark.sessions.saved import check_ids, check_kinds, export_session, restore_session
 from turbospark.sessions.session import Session
 
 
@@ -159,6 +159,7 @@ class Conversations:
                 )
             runner = self._new_runner(None)
             try:
+                check_ids(arrays, runner.model.vocab_size)
                 restore_session(runner.session, drafter_identity(runner.drafter), values, arrays)
             except CheckpointError as error:
                 raise CheckpointError(f"{os.fspath(path)} cannot go on here: {error}") from error

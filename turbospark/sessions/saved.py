@@ -15,6 +15,7 @@ _KINDS: dict[str, Any] = {
     "caches": list, "pending": int | None, "drafter": str, "name": str, "fingerprint": dict,
     "messages": list, "written": str | None,
 }  # fmt: skip
+_TEXTS = ("fed_ids", "ids")
 
 
 def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict[str, mx.array]]:
@@ -66,11 +67,23 @@ def check_kinds(values: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> No
     end = values.get("prompt_end", 1)
     if not isinstance(end, int) or end < 1:
         raise CheckpointError(f"its 'prompt_end' is {end!r}")
-    for name in ("fed_ids", "ids"):
+    for name in _TEXTS:
         array = arrays.get(name)
         if array is None or array.dtype != mx.int32 or array.ndim != 1:
             what = "missing" if array is None else f"{array.dtype} of shape {array.shape}"
             raise CheckpointError(f"its {name!r} are {what}")
+
+
+def check_ids(arrays: Mapping[str, mx.array], vocab_size: int) -> None:
+    """Refuse token ids that no model of `vocab_size` has.
+
+    Raises:
+        CheckpointError: naming one.
+    """
+    for name in _TEXTS:
+        for token in np.asarray(arrays[name]):
+            if not 0 <= token < vocab_size:
+                raise CheckpointError(f"its {name!r} hold {token}; ids run to {vocab_size - 1}")
 
 
 def restore_session(
