@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from families.qwen3_5.config import qwen3_5_rope, read_qwen3_5
-from families.qwen3_5.dflash2 import build_dflash
 from families.qwen3_5.model import Qwen3_5Model
 from families.qwen3_5.mtp import build_mtp
+from turbospark.nn.dflash import build_dflash
 from turbospark.protocols import Family
 
 

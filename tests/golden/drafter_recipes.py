@@ -82,6 +82,23 @@ DFLASH1 = BLOCK | {
     "block_size": 6,
     "dflash_config": {"mask_token_id": 321, "target_layer_ids": [1, 3]},
 }
+# Over the trunk of the fixture `muse_glimmer`. A block is longer than the window.
+ASSISTANT: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 104,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 18,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0},
+    "max_position_embeddings": 256,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "block_size": 7,
+    "mask_token_id": 316,
+    "target_layer_ids": [1, 3, 5],
+}
 HEADS = {"qwen3_5_mtp": TRUNK, "qwen3_5_moe_mtp": TRUNK | MOE}
 BLOCKS = {"dflash2": DFLASH2, "dflash1": DFLASH1}
 

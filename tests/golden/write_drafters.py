@@ -19,6 +19,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from drafter_recipes import (
     ACCEPTED,
+    ASSISTANT,
     BLOCKS,
     CHAIN,
     HEADS,
@@ -28,7 +29,8 @@ from drafter_recipes import (
     draw_block_drafter,
     draw_trunk,
 )
-from weights import draw_tokens, fingerprint
+from recipes import RECIPES
+from weights import draw_tokens, draw_weights, fingerprint
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
@@ -36,6 +38,7 @@ import transformers
 from torch_drafters import BlockDrafter, MTPHead
 
 FOLDER = Path(__file__).parent / "drafters"
+TRUNK_SEED = 20  # of the fixture muse_glimmer
 
 
 def build_trunk(arguments: dict[str, Any]) -> tuple[Any, Any]:
@@ -164,6 +167,54 @@ def write_block_drafter(name: str, config: dict[str, Any]) -> None:
     print(f"from the anchor {[one for (one,) in anchored]}")
 
 
+def write_assistant() -> None:
+    """transformers' own drafter of muse_glimmer, over the trunk of that fixture."""
+    recipe = RECIPES["muse_glimmer"]
+    trunk = transformers.MuseGlimmerForConditionalGeneration(
+        transformers.MuseGlimmerConfig(**recipe.arguments, attn_implementation="eager")
+    ).eval()
+    shapes = {key: list(value.shape) for key, value in trunk.state_dict().items()}
+    drawn = draw_weights(shapes, TRUNK_SEED, **recipe.settings)
+    trunk.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in drawn.items()})
+    config = transformers.MuseGlimmerAssistantConfig(**ASSISTANT, attn_implementation="eager")
+    drafter = transformers.MuseGlimmerAssistantModel(config).eval()
+    weights = draw_block_drafter({k: list(v.shape) for k, v in drafter.state_dict().items()})
+    drafter.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in weights.items()})
+    cache = transformers.cache_utils.DFlashCache(config=config)
+    cache.activate_past_recording()
+    ids, past, rows = torch.from_numpy(draw_tokens(PROMPT, 316, SEED).astype(np.int64)), 0, 7
+    arrays: dict[str, Any] = {}
+    for turn in (1, 2):
+        out = trunk(input_ids=ids[None], output_hidden_states=True, use_cache=False)
+        aux = torch.cat([out.hidden_states[i + 1][0] for i in config.target_layer_ids], -1)
+        anchor = out.logits[0, -1].argmax()
+        block = torch.tensor([int(anchor), *[config.mask_token_id] * (rows - 1)])
+        table = trunk.get_input_embeddings().weight
+        cache.set_previous_accepted_tokens(len(ids) - past)
+        if turn == 2:
+            cache.crop(-rows)
+        hidden = drafter(
+            noise_embeds=table[block][None],
+            context_hidden_states=aux[past:][None],
+            position_ids=torch.arange(past, len(ids) + rows)[None],
+            cache=cache,
+        ).last_hidden_state[0]
+        logits = trunk.lm_head(hidden)
+        proposals = logits[1:].argmax(-1)
+        arrays |= {
+            f"ids{turn}": ids,
+            f"aux{turn}": aux,
+            f"anchor{turn}": anchor,
+            f"hidden{turn}": hidden,
+            f"logits{turn}": logits,
+            f"proposals{turn}": proposals,
+        }
+        past, ids = len(ids), torch.cat([ids, anchor[None], proposals[:ACCEPTED]])
+    saved = {"model_type": "muse_glimmer_assistant", **ASSISTANT}
+    save("muse_assistant", weights, {"config": saved}, **arrays)
+    print(f"muse_assistant   proposals {arrays['proposals1'].tolist()}")
+
+
 def save(
     name: str, weights: dict[str, np.ndarray], facts: dict[str, Any], **arrays: torch.Tensor
 ) -> None:
@@ -180,10 +231,12 @@ def save(
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or [*HEADS, *BLOCKS]
+    wanted = sys.argv[1:] or [*HEADS, *BLOCKS, "muse_assistant"]
     with torch.no_grad():
         for each in wanted:
             if each in HEADS:
                 write_head(each, HEADS[each])
+            elif each == "muse_assistant":
+                write_assistant()
             else:
                 write_block_drafter(each, BLOCKS[each])

@@ -49,7 +49,8 @@ def load_drafter(
         draft: "auto" is the checkpoint's own prediction head where it has one, and else none;
             "off" is none; "ngram" looks tokens up in the text; "mtp" is the head, or an error.
             Anything else leads to a checkpoint: of a block drafter (its config.json has a
-            `dflash_config`), of a prediction head alone, or of a draft model.
+            `dflash_config`, or a block size and a mask's token), of a prediction head alone, or of
+            a draft model.
         target: the model drafted for; its table and head are shared, its kernels run.
         quantize: quantize a drafter's float weights while loading, as for a model.
         local_files_only: never ask the Hub.
@@ -100,7 +101,7 @@ def _from_checkpoint(
 ) -> Drafter:
     if source.kind == "safetensors":
         raw = configs.read_json(source.path / "config.json")
-        if raw.get("dflash_config") is not None:
+        if _drafts_blocks(raw):
             return _block_drafter(target, source.path, raw, wish)
         if _is_head(_file_names(source.path)):
             return _head_of(target, source.path, wish)
@@ -115,6 +116,11 @@ def _from_checkpoint(
     set_weights(opened, Handling(on_cpu(), None if opened.is_quantized else wish), progress)
     bind_units(opened.model, target.kernels)
     return ModelDrafter(model, target.model.vocab_size)
+
+
+def _drafts_blocks(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is a block drafter's: it says how long a block is and what masks it."""
+    return raw.get("dflash_config") is not None or {"block_size", "mask_token_id"} <= raw.keys()
 
 
 def _is_bare_head(path: Path) -> bool:

@@ -77,6 +77,14 @@ class DFlashConfig:
         slides = [kind == "sliding_attention" for kind in self.schedule]
         return tuple(self.sliding_window if flag else None for flag in slides)
 
+    def reaches(self, inclusive: bool) -> tuple[int | None, ...]:
+        """Rows of the context that a block's first row sees in each layer; None for all.
+
+        A window has its own row among it, but where it is inclusive.
+        """
+        own = 0 if inclusive else 1
+        return tuple(None if window is None else window - own for window in self.windows)
+
     def is_causal(self, layer: int) -> bool:
         """Whether a block's row sees no later row of the block.
 

@@ -1,4 +1,4 @@
-"""Muse Glimmer, text: `muse_glimmer_text`, and the text part of `muse_glimmer`.
+"""The network of muse_glimmer.
 
 Three layers see a window and rotate, the fourth sees everything and knows no positions. Norms of
 table rows, queries and keys have no weights. Attention is gated number by number; the norms behind
@@ -37,7 +37,7 @@ from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.rope import read_rope
 from turbospark.nn.weights import text_weights
-from turbospark.protocols import Family, Phase
+from turbospark.protocols import Phase
 
 BESIDE_TEXT = ("vision_tower", "vision_adapter", "vision_projection")
 THETA = 10_000.0
@@ -213,6 +213,3 @@ def _base(raw: Mapping[str, Any]) -> float:
     """The base of the layers that rotate, in a configuration that `read_rope` accepts."""
     inner = (cast("Mapping[str, Any]", raw.get(key) or {}) for key in ROPE_KEYS)
     return next((place["rope_theta"] for place in (raw, *inner) if place.get("rope_theta")), THETA)
-
-
-FAMILY = Family(name="muse_glimmer", build=build)

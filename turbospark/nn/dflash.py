@@ -16,13 +16,13 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from families.qwen3_5.dflash_config import DFlashConfig, check_trunk, read_dflash
 from turbospark.caches.base import RowCache
 from turbospark.caches.kv import KVCache
 from turbospark.caches.ring import RingCache
 from turbospark.kernels.kv_rows import newest_rows
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
+from turbospark.nn.dflash_config import DFlashConfig, check_trunk, read_dflash
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections, OutputHead, TokenEmbedding
@@ -68,11 +68,24 @@ def convolve(x: mx.array, kernels: mx.array | None) -> mx.array:
 
 
 class DFlashAttention(nn.Module):
-    def __init__(self, config: DFlashConfig, rope: Rope, window: int | None, causal: bool) -> None:
+    """Attention of a block's rows to the context and to one another.
+
+    Args:
+        config: of the drafter.
+        rope: of every layer.
+        reach: rows of the context that the first row sees; None for all.
+        causal: no row sees a later row of the block.
+        slides: every row sees as far back as the first one; else as far as the first one sees.
+    """
+
+    def __init__(
+        self, config: DFlashConfig, rope: Rope, reach: int | None, *, causal: bool, slides: bool
+    ) -> None:
         super().__init__()
         C, heads = config.hidden_size, config.heads
         D = heads.head_dim
-        self._rope, self._window, self._causal = rope, window, causal
+        self._rope, self._reach = rope, reach
+        self._causal, self._slides = causal, slides
         self.q_proj = Linear(C, heads.num_heads * D)
         self.k_proj = Linear(C, heads.num_kv_heads * D)
         self.v_proj = Linear(C, heads.num_kv_heads * D)
@@ -97,29 +110,39 @@ class DFlashAttention(nn.Module):
         q = self.heads(q, self.q_norm, base).swapaxes(0, 1)  # [Hq, R, D]
         k = self.heads(k, self.k_norm, base).swapaxes(0, 1)  # [Hkv, R, D]
         v = self.value_heads(v).swapaxes(0, 1)
-        seen = base if self._window is None else min(base, self._window - 1)
+        seen = base if self._reach is None else min(base, self._reach)
         if seen:
             rows = newest_rows(cache.rows(), base - seen)
             k = mx.concatenate([rows[0].astype(q.dtype), k], axis=1)  # [Hkv, seen + R, D]
             v = mx.concatenate([rows[1].astype(q.dtype), v.astype(q.dtype)], axis=1)
-        mask = None
-        if self._causal:
-            mask = mx.arange(seen + R) <= mx.arange(seen, seen + R)[:, None]
         out = mx.fast.scaled_dot_product_attention(
-            q[None], k[None], v[None], scale=self._rope.head_dim**-0.5, mask=mask
+            q[None], k[None], v[None], scale=self._rope.head_dim**-0.5, mask=self._mask(seen, R)
         )
         (y,) = self.output(mx.reshape(out[0].swapaxes(0, 1), (R, -1)), phase)
         return y
 
+    def _mask(self, seen: int, R: int) -> mx.array | None:
+        """Which of the keys [seen + R] each of R rows sees; None for all."""
+        age = mx.arange(seen, seen + R)[:, None] - mx.arange(seen + R)
+        mask = age >= 0 if self._causal else None
+        if self._slides and self._reach is not None:
+            near = mx.abs(age) <= self._reach
+            mask = near if mask is None else mask & near
+        return mask
+
 
 class DFlashLayer(nn.Module):
-    def __init__(self, config: DFlashConfig, rope: Rope, index: int) -> None:
+    def __init__(self, config: DFlashConfig, rope: Rope, index: int, inclusive: bool) -> None:
         super().__init__()
         C, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(C, eps)
         self.post_attention_layernorm = RMSNorm(C, eps)
         self.self_attn = DFlashAttention(
-            config, rope, config.windows[index], config.is_causal(index)
+            config,
+            rope,
+            config.reaches(inclusive)[index],
+            causal=config.is_causal(index),
+            slides=inclusive,
         )
         self.mlp = MLP(C, config.intermediate_size, None, activation="silu", residual=False)
         self._has_convs = config.conv_kernel_size is not None
@@ -174,6 +197,15 @@ class CandidateSelector(nn.Module):
 class DFlash(nn.Module):
     """A block drafter over a trunk's table and output head.
 
+    Args:
+        config: of its checkpoint.
+        rope: of every layer.
+        table: the trunk's.
+        matrix: the trunk's output head.
+        taps: layers of the trunk whose streams make a context row.
+        inclusive: each row of a block sees a window of rows before its own; else all rows see
+            what the first one does, a window with its own row among it.
+
     Attributes:
         taps: layers of the trunk whose streams make a context row.
         rows: of a block: the anchor's, and one a proposal.
@@ -186,13 +218,18 @@ class DFlash(nn.Module):
         table: Embedding,
         matrix: Matrix,
         taps: Sequence[int],
+        *,
+        inclusive: bool = False,
     ) -> None:
         super().__init__()
         C, eps = config.hidden_size, config.rms_norm_eps
         self.config = config
         self.fc = Linear(C * len(taps), C)
         self.hidden_norm = RMSNorm(C, eps)
-        self.layers = [DFlashLayer(config, rope, i) for i in range(config.num_hidden_layers)]
+        self._reaches = config.reaches(inclusive)
+        self.layers = [
+            DFlashLayer(config, rope, i, inclusive) for i in range(config.num_hidden_layers)
+        ]
         self.norm = RMSNorm(C, eps)
         self._has_selector = config.selector_rank is not None
         if self._has_selector:
@@ -221,12 +258,12 @@ class DFlash(nn.Module):
         return self.config.hidden_size * len(self._taps)
 
     def make_caches(self, max_context: int, slack: int) -> list[RowCache]:
-        """Empty context rows of every layer; a window reaches back over its width less one."""
+        """Empty context rows of every layer, as far back as it sees."""
         heads = self.config.heads
         sizes = (heads.num_kv_heads, heads.head_dim, max_context)
         return [
-            KVCache(*sizes) if window is None else RingCache(*sizes, window - 1, slack)
-            for window in self.config.windows
+            KVCache(*sizes) if reach is None else RingCache(*sizes, reach, slack)
+            for reach in self._reaches
         ]
 
     def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
