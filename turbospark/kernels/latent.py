@@ -74,8 +74,10 @@ def attend_latent_reference(
         sealed = tail if rows.sealed is rows.tail else _joined(rows.sealed)
         out = attend_step_reference(queries, StepRows(sealed, tail, rows.lengths), scale)
     else:
-        blocks = [block and _joined(block) for block in (rows.sealed, rows.tail)]
-        out = attend_reference(queries, KVRows(*blocks, *rows[2:]), scale)  # [T, H * L]
+        sealed = None if rows.sealed is None else _joined(rows.sealed)
+        tail = None if rows.tail is None else _joined(rows.tail)
+        joined = rows._replace(sealed=sealed, tail=tail)
+        out = attend_reference(queries, joined, scale)  # [T, H * L]
     read = heads_matmul_reference(mx.reshape(out, (T, H, -1)), values, transpose=True)
     return mx.reshape(read, (T, -1)).astype(q.dtype)
 
