@@ -38,6 +38,8 @@ from gpu_table import Part, Rate, markdown
 from mlx_lm.models.cache import make_prompt_cache
 
 from turbospark.kernels.device import on_cpu
+from turbospark.kernels.gpu.argmax import argmax_rows
+from turbospark.kernels.gpu.kernel import current_target
 from turbospark.protocols import Phase
 from turbospark.runner.step import CompiledModel
 from turbospark.settings import KernelPolicy
@@ -95,6 +97,10 @@ class Ours:
         output = self._step(tokens, caches, phase=Phase.DECODE, logits="all")
         return output.logits
 
+    def choose(self, logits: mx.array) -> mx.array:
+        target = current_target()
+        return _argmax(logits) if target is None else argmax_rows(logits, target=target)
+
     def prefill(self, count: int) -> mx.array:
         caches = self._model.make_caches(count + 8, 128)
         return self._model(_ids(count), caches, phase=Phase.PREFILL).logits
@@ -133,6 +139,9 @@ class Theirs:
     def step(self, tokens: mx.array, caches: list[Any]) -> mx.array:
         return self._model(tokens[None], cache=caches)[0]
 
+    def choose(self, logits: mx.array) -> mx.array:
+        return _argmax(logits)
+
     def prefill(self, count: int) -> mx.array:
         caches, ids = make_prompt_cache(self._model), _ids(count)
         self._model(ids[None, :-1], cache=caches)
@@ -151,7 +160,7 @@ def decode_seconds(contender: Any, caches: list[Any], rows: int, steps: int) -> 
     mx.synchronize()
     begin = time.perf_counter()
     for _ in range(steps):
-        following = mx.argmax(contender.step(y, caches), axis=-1).astype(mx.int32)
+        following = contender.choose(contender.step(y, caches))
         mx.async_eval(following)
         np.asarray(y)  # a slice would be an operation behind the pass that has just begun
         y = following
@@ -357,6 +366,10 @@ def compare_environments(name: str, options: argparse.Namespace) -> None:
             command += ["--layers", str(options.layers)]
         mine = {key: value for key, value in os.environ.items() if key not in _VARIABLES}
         subprocess.run(command, env=mine | values, check=False)
+
+
+def _argmax(logits: mx.array) -> mx.array:
+    return mx.argmax(logits, axis=-1).astype(mx.int32)
 
 
 def _timed(run: Callable[[], None]) -> float:

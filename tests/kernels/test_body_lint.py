@@ -8,6 +8,8 @@ from kernels import body_lint
 from kernels.body_lint import RULES, Body
 from kernels.cases_gpu import EMULATION
 
+from turbospark.kernels.gpu.argmax import JOIN as ARGMAX_JOIN
+from turbospark.kernels.gpu.argmax import PARTS as ARGMAX_PARTS
 from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS, TENSOR
 from turbospark.kernels.gpu.delta_net import RECORD as DELTA_NET
 from turbospark.kernels.gpu.delta_scan import FILTER, GATE, SCAN
@@ -23,7 +25,7 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
 # - codes, gate_codes, up_codes: whole rows of K / 8 words, K a multiple of 32;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
-# - partials: an output of attention_partials, rows of D floats;
+# - parts: what attention_partials wrote, rows of D + 4 floats;
 # - x, weight and residual of rms_norm are passed on only where rows are multiples of 8;
 # - state, q and k of delta_scan: whole arrays of rows of Dk floats, Dk a multiple of 4;
 # - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4.
@@ -32,7 +34,9 @@ KERNELS = {
     "int4_rows": (INT4_ROWS, set(), set()),
     "rms_norm": (RMS_NORM, {"x", "weight", "residual"}, set()),
     "attention_partials": (PARTIALS, {"q", "sealed_k", "sealed_v", "tail_k", "tail_v"}, {"row"}),
-    "attention_combine": (COMBINE, {"partials"}, {"partials"}),
+    "attention_combine": (COMBINE, {"parts"}, {"parts"}),
+    "argmax_parts": (ARGMAX_PARTS, {"logits"}, set()),
+    "argmax_join": (ARGMAX_JOIN, set(), set()),
     "head_norm_rope": (HEAD_NORM_ROPE, {"tail_k", "tail_v"}, {"tail_k", "tail_v"}),
     "delta_net": (DELTA_NET, {"qkv", "tail", "conv", "state"}, set()),
     "delta_filter": (FILTER, {"qkv", "tail", "conv"}, set()),

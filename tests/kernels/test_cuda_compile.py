@@ -16,6 +16,7 @@ from kernels.cases_gpu_int4_product import CASES, ProductCase
 from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
 
+from turbospark.kernels.gpu.argmax import argmax_rows
 from turbospark.kernels.gpu.int4_gemv import int4_gemv, vector_product
 from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_rows import int4_rows
@@ -90,6 +91,7 @@ LAUNCHES = {
         mx.zeros((3,), mx.int32), quantized(37, 96, 4, 32)[0], 2.0, target=target
     ),
     "norm": norm(2817, BRAIN),
+    "largest of a row": lambda target: argmax_rows(mx.zeros((1, 128_256)), target=target),
     "one query": attention(IN_BF16),
     "eight queries and a window": attention(replace(IN_WINDOW, dtype=HALF, kv_dtype=HALF)),
     "wide heads": attention(AttentionCase(2, (8, 1), 512, end=200, boundary=0, tail=256)),

@@ -9,10 +9,12 @@ from functools import partial
 
 import mlx.core as mx
 
+from turbospark.kernels.gpu import argmax
+from turbospark.kernels.gpu.kernel import current_target
 from turbospark.sampling.select import Chooser
 from turbospark.settings import GenerationConfig
 
-NOTHING = -1
+NOTHING = argmax.NOT_FINITE
 """What is picked where the logits hold NaN or infinity."""
 
 
@@ -39,6 +41,9 @@ class DevicePicker:
             step: tokens generated so far.
         """
         if self._is_greedy:
+            target = current_target()
+            if target is not None and argmax.serves(logits.shape[-1], target):
+                return argmax.argmax_rows(logits.astype(mx.float32), target=target)
             return self._pick(logits)
         return self._pick(logits, mx.array([self._chooser.uniform(step)], mx.float32))
 

@@ -36,6 +36,9 @@ FUNC Floats<N> load_floats(const GLOBAL T* p) {
   return wide;
 }
 
+// The bits of a float in memory.
+FUNC int bits_of(const GLOBAL float* p) { return *reinterpret_cast<const GLOBAL int*>(p); }
+
 // Keys are dealt out in chunks, cut at absolute positions: of `size` keys each where `first` is 0,
 // else `first` of them, then `first` twice as long, and so on.
 FUNC int chunk_level(int chunk, int first) { return first == 0 ? 0 : chunk / first; }
