@@ -87,6 +87,16 @@ def test_going_back_equals_never_having_been_there(drafter, keep):
     assert_same_opinions(talk)
 
 
+def test_wherever_a_state_says_it_can_follow_from_it_can_stand(drafter):
+    talk = Talk(drafter)
+    talk.feed(tokens(150))
+    for keep in range(151):
+        state = talk.state.fork()
+        place = state.resume_at(keep)
+        assert 0 <= place <= keep
+        state.rewind(place)
+
+
 @pytest.mark.parametrize("place", [1, 60, 100])
 def test_a_mark_leads_back_exactly(drafter, place):
     talk = Talk(drafter)
