@@ -4,12 +4,11 @@ Its references are in kernels/delta_net.py.
 """
 
 import functools
-import logging
 from dataclasses import replace
 
 import mlx.core as mx
 
-from turbospark.errors import KernelError, ShapeError
+from turbospark.errors import ShapeError
 from turbospark.kernels.delta_net import DeltaRows, check_delta_weights
 from turbospark.kernels.gpu.delta_scan import (
     HELPERS,
@@ -28,6 +27,7 @@ from turbospark.kernels.gpu.delta_scan import (
     sizes_of,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
+from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaNet, DeltaState
 from turbospark.kernels.weights import DeltaWeights, Norm
 from turbospark.protocols import Phase, RowInputs
@@ -53,8 +53,6 @@ RECORD = Kernel(
 )
 MAX_ROWS = 8
 """Rows of a single launch at most."""
-
-_log = logging.getLogger("turbospark")
 
 _SHARED_BYTES = 32 << 10  # of a threadgroup on Apple GPUs
 _MOST_QUADS = 8  # of a lane: its part of a value row lies in registers
@@ -209,19 +207,17 @@ def bind_delta_net(
 
 @functools.cache
 def _runs(heads: DeltaGeometry, target: GpuTarget) -> bool:
-    """Launch on zeros, since a GPU compiles and refuses only when results are asked for."""
-    if target.name not in ("metal", "cuda"):
-        return True
     Hv = heads.num_value_heads
     widths = (heads.channels, heads.values, Hv, Hv)
-    gates, norm = mx.zeros(Hv), Norm(mx.zeros(heads.value_dim), 1e-6)
-    weights = DeltaWeights(mx.zeros((heads.channels, heads.taps, 1)), gates, gates, norm)
-    try:
+
+    def launch() -> list[mx.array]:
+        gates, norm = mx.zeros(Hv), Norm(mx.zeros(heads.value_dim), 1e-6)
+        weights = DeltaWeights(mx.zeros((heads.channels, heads.taps, 1)), gates, gates, norm)
+        made: list[mx.array] = []
         for T in (1, MAX_ROWS + 1):
             inputs = DeltaInputs(*(mx.zeros((T, width), mx.bfloat16) for width in widths))
             y, state, _ = delta_net(inputs, heads.zero_state(), heads, weights, target=target)
-            mx.eval(y, state)  # pyright: ignore[reportUnknownMemberType]
-    except (KernelError, RuntimeError, ValueError) as error:
-        _log.warning("turbospark: delta_net cannot run for %s, MLX operations do: %s", heads, error)
-        return False
-    return True
+            made += [y, *state]
+        return made
+
+    return runs("delta_net", str(heads), launch, target)

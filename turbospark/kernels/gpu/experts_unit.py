@@ -1,22 +1,19 @@
 """The unit of routed experts on a GPU: bodies for a few rows, sorted products for many."""
 
-import logging
 from collections.abc import Callable
 
 import mlx.core as mx
 
-from turbospark.errors import KernelError
 from turbospark.kernels.experts import mix_experts_sorted
 from turbospark.kernels.gpu.experts import experts_route, layouts, mix_experts, takes
 from turbospark.kernels.gpu.int4_product import MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.target import MixExperts, SharedRows
 from turbospark.kernels.weights import ExpertWeights, Norm
 from turbospark.protocols import Phase
 
 Normed = Callable[[mx.array, Norm | None], mx.array]
-
-_log = logging.getLogger("turbospark")
 
 
 class ExpertUnits:
@@ -40,7 +37,7 @@ class ExpertUnits:
             return None
         key = (*layouts(experts), experts.activation, experts.top_k)
         if key not in self._verdicts:
-            self._verdicts[key] = self._try(norm, experts)
+            self._verdicts[key] = self._runs(norm, experts)
         return self._run(norm, experts) if self._verdicts[key] else None
 
     def _run(self, norm: Norm, experts: ExpertWeights) -> MixExperts:
@@ -57,21 +54,11 @@ class ExpertUnits:
 
         return run
 
-    def _try(self, norm: Norm, experts: ExpertWeights) -> bool:
-        """Launch on zeros, since a GPU compiles and refuses only when results are asked for."""
-        if self._target.name not in ("metal", "cuda"):
-            return True
+    def _runs(self, norm: Norm, experts: ExpertWeights) -> bool:
         E, _, C = experts.gate.shape
-        rows, scores = mx.zeros((1, C), mx.bfloat16), mx.zeros((1, E), mx.bfloat16)
-        try:
-            out = mix_experts(rows, norm, scores, experts, None, target=self._target)
-            mx.eval(out)  # pyright: ignore[reportUnknownMemberType]
-        except (KernelError, RuntimeError, ValueError) as error:
-            _log.warning(
-                "turbospark: experts cannot run for %s of %s values, MLX operations do: %s",
-                E,
-                C,
-                error,
-            )
-            return False
-        return True
+
+        def launch() -> mx.array:
+            rows, scores = mx.zeros((1, C), mx.bfloat16), mx.zeros((1, E), mx.bfloat16)
+            return mix_experts(rows, norm, scores, experts, None, target=self._target)
+
+        return runs("routed_experts", f"{E} of {C} values", launch, self._target)

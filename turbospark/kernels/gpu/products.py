@@ -1,12 +1,10 @@
 """Products with weights as units need them: fused bodies first, MLX's operations last."""
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
 
-from turbospark.errors import KernelError
 from turbospark.kernels.gpu import int4_mma, rms_norm
 from turbospark.kernels.gpu.int4_gemv import vector_product
 from turbospark.kernels.gpu.int4_product import (
@@ -18,6 +16,7 @@ from turbospark.kernels.gpu.int4_product import (
     takes,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
@@ -32,7 +31,6 @@ DENSE_ROWS = {"cuda": 256}
 
 _BODIES: dict[str, Launch] = {"int4_mma": int4_mma.int4_mma, "int4_gemv": vector_product}
 _OWNERS = {"int4_mma": "cuda", "int4_gemv": ""}
-_log = logging.getLogger("turbospark")
 
 
 class Products:
@@ -170,26 +168,16 @@ class Products:
                 *product.template(x).items(),
             )
             if key not in self._verdicts:
-                self._verdicts[key] = self._try(name, product, x)
+                self._verdicts[key] = self._runs(name, product, x)
             if self._verdicts[key]:
                 return name
         return None
 
-    def _try(self, name: str, product: Int4Product, x: mx.array) -> bool:
-        """Launch on zeros, since a GPU compiles and refuses only when results are asked for."""
-        if self._target.name not in ("metal", "cuda"):
-            return True
-        zeros = mx.zeros(x.shape, x.dtype)
-        added = mx.zeros((x.shape[0], product.widths[0]), x.dtype) if product.residual else None
-        try:
-            mx.eval(_BODIES[name](product, zeros, added, self._target))
-        except (KernelError, RuntimeError, ValueError) as error:
-            _log.warning(
-                "turbospark: %s cannot run for %s columns of %d values, the next kernel does: %s",
-                name,
-                "+".join(map(str, product.widths)),
-                product.inner,
-                error,
-            )
-            return False
-        return True
+    def _runs(self, name: str, product: Int4Product, x: mx.array) -> bool:
+        def launch() -> list[mx.array]:
+            zeros = mx.zeros(x.shape, x.dtype)
+            added = mx.zeros((x.shape[0], product.widths[0]), x.dtype) if product.residual else None
+            return _BODIES[name](product, zeros, added, self._target)
+
+        sizes = f"{'+'.join(map(str, product.widths))} columns of {product.inner} values"
+        return runs(name, sizes, launch, self._target, instead="the next kernel does")
