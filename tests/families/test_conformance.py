@@ -194,10 +194,12 @@ WINDOWED = {
     "gpt_oss": {"num_hidden_layers": 1},
     "mistral": {"num_hidden_layers": 1},
     "mixtral": {"num_hidden_layers": 1},
+    "muse_glimmer": {"num_hidden_layers": 1, "layer_types": ["sliding_attention"]},
     "qwen2": {"num_hidden_layers": 1, "max_window_layers": 0},
     "qwen3": {"num_hidden_layers": 1, "max_window_layers": 0},
     "qwen3_moe": {"num_hidden_layers": 1, "use_sliding_window": True, "sliding_window": WINDOW},
     "gemma3_text": {"num_hidden_layers": 1},
+    "spark2_5": {"num_hidden_layers": 1},
 }
 
 

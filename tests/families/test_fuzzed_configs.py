@@ -41,8 +41,8 @@ CHANGES = st.dictionaries(
 
 
 TYPES = (
-    "deepseek_v2", "gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral", "mixtral", "qwen3",
-    "qwen3_5", "qwen3_5_moe", "qwen3_moe",
+    "deepseek_v2", "gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral", "mixtral",
+    "muse_glimmer", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "spark2_5",
 )  # fmt: skip
 
 
