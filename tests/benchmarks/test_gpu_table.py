@@ -1,6 +1,7 @@
 """What gpu_decode.py prints: figures as they come, and one table of all parts."""
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,4 +89,4 @@ def test_the_script_runs_from_figures_to_table(tmp_path: Path) -> None:
     assert printed.index("verify 8 @16") < printed.index("prefill 8")
     row = next(line for line in run("--merge", parts).splitlines() if line.startswith("| tiny"))
     assert row.count("|") == 11
-    assert "0 s are over" in run(*shape, "--budget", "0.001")
+    assert re.search("not begun|stopped after", run(*shape, "--budget", "0.001"))
