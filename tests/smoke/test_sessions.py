@@ -43,7 +43,7 @@ def test_a_turn_feeds_the_last_token_and_the_new_ones_and_does_not_wait(engine: 
     waits = []
     with engine.session() as chat:
         before = chat.send(OPENINGS[0], max_tokens=5)
-        for turn in range(5):
+        for turn in range(11):
             piece = PIECES[turn % len(PIECES)]
             new = engine.tokenizer.encode(piece, add_special_tokens=False)
             out = chat.send(piece, max_tokens=5)
