@@ -10,7 +10,7 @@ Source: transformers 5.24, models/muse_glimmer. Checkpoint: meta-models/Muse-Gli
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,6 +25,7 @@ from turbospark.nn.config import (
     Depth,
     Length,
     Positive,
+    Range,
     Size,
     check_heads,
     layer_schedule,
@@ -45,6 +46,8 @@ ROPE_KEYS = ("rope_parameters", "rope_scaling")
 PERIOD = 4
 """One layer in so many is full, counted back from the last, where config.json lists no layers."""
 
+_Base = Annotated[float, Range(0.0, 1e30)]
+
 
 @dataclass(frozen=True, slots=True)
 class MuseGlimmerConfig:
@@ -63,7 +66,7 @@ class MuseGlimmerConfig:
     attention_bias: bool = False
     sliding_window: Length = 2048
     layer_types: tuple[str, ...] | None = None
-    layer_rope_theta: tuple[float, ...] | None = None
+    layer_rope_theta: tuple[_Base, ...] | None = None
     qk_scale_factor: Positive = 3.87
     output_multiplier: Positive = 0.19611613513818404
     final_logit_softcapping: Positive = 20.0

@@ -10,7 +10,10 @@ from turbospark.registry import resolve_family
 
 KEYS = sorted({key for config in TINY.values() for key in config})
 ROPE_KEYS = ["rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"]
-OTHER_KEYS = ["layer_types", "per_layer_config", "hidden_act", "_sliding_window_pattern"]
+OTHER_KEYS = [
+    "layer_types", "per_layer_config", "hidden_act", "_sliding_window_pattern",
+    "layer_rope_theta",
+]  # fmt: skip
 NUMBERS = (
     st.integers(-2, 70)
     | st.sampled_from([2**31, -(2**63), 10**30, 10**400, 0.1, 1e300, 1e-300])
