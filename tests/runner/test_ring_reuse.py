@@ -44,7 +44,7 @@ def test_a_wrapped_ring_goes_back_within_its_slack_or_starts_over(
     runner = runner_of(sliding)
     logits(runner, PROMPT)
     prompt = [*PROMPT[: len(PROMPT) - back], 200, 201, 202]
-    reachable = back <= runner.session.max_rewind
+    reachable = back <= runner.session.candidate().max_rewind
     reuse = runner.try_reuse_prefix(prompt)
     assert reuse.tokens == (len(PROMPT) - back if reachable else 0)
     assert reachable == (back <= SLACK)

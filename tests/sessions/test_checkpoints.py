@@ -34,12 +34,6 @@ def test_they_hold_states_by_reference_and_count_their_bytes() -> None:
     assert checkpoints.nbytes == STATE_BYTES
 
 
-def test_the_last_one_at_or_before_a_position_is_found() -> None:
-    checkpoints = filled(999, 2, 5, 9)
-    found = [checkpoints.before(position) for position in (1, 2, 4, 5, 8, 99)]
-    assert [kept and kept.position for kept in found] == [None, 2, 2, 5, 5, 9]
-
-
 def test_the_oldest_give_way_over_the_budget() -> None:
     assert positions(filled(2 * STATE_BYTES, 2, 5, 9)) == [5, 9]
     assert positions(filled(2 * STATE_BYTES + 27, 2, 5, 9)) == [5, 9]

@@ -41,7 +41,7 @@ def test_it_goes_on_as_if_never_saved(tmp_path: Path, kind: str, chunk: int) -> 
     restored = session_of(model, 50)
     restore_session(restored, "off", *read_file(tmp_path / "a"))
     assert restored.fed_ids.ids == TOKENS[:37].tolist()
-    assert restored.max_rewind == session.max_rewind
+    assert restored.candidate().max_rewind == session.candidate().max_rewind
     runs = [
         np.concatenate([
             feed(model, TOKENS[37:42], [1] * 5, phase=Phase.DECODE, caches=each.caches),

@@ -17,9 +17,14 @@ def make(reach: int | None = None) -> Session:
     return session
 
 
+def go_back(session: Session, position: int) -> None:
+    kept = [kept for kept in session.checkpoints.all if kept.position == position]
+    session.take_back(Decision(position, "", checkpoint=kept[0] if kept else None))
+
+
 def test_rewind_moves_every_cache_and_the_record() -> None:
     session = make()
-    session.rewind_to(1)
+    go_back(session, 1)
     assert session.position == 1
     assert [cache.ids for cache in session.caches] == [[5], [5]]
     assert session.fed_ids.ids == [5]
@@ -27,23 +32,22 @@ def test_rewind_moves_every_cache_and_the_record() -> None:
 
 def test_rewind_past_one_cache_moves_none() -> None:
     session = make(reach=2)
-    assert session.max_rewind == 2
-    with pytest.raises(RewindError, match="can go back 2 tokens"):
-        session.rewind_to(1)
+    with pytest.raises(RewindError, match="it can by 2"):
+        go_back(session, 1)
     assert [cache.offset for cache in session.caches] == [4, 4]
     assert session.fed_ids.ids == [5, 6, 7, 8]
-    session.rewind_to(2)
+    go_back(session, 2)
     assert session.position == 2
 
 
 def test_rewind_forward_is_refused() -> None:
-    with pytest.raises(RewindError, match="position 9"):
-        make().rewind_to(9)
+    with pytest.raises(RewindError, match="at 9 lies ahead"):
+        go_back(make(), 9)
 
 
 def test_a_rewind_by_nothing_touches_no_cache() -> None:
     session = make()
-    session.rewind_to(4)
+    go_back(session, 4)
     assert session.caches[0].rewinds == []
 
 
@@ -80,24 +84,16 @@ def hybrid(ids: list[int], every: int = 2, budget: int = 1 << 20) -> Session:
 def test_recurrent_layers_rewind_to_checkpoints_alone() -> None:
     session = hybrid([5, 6, 7, 8, 9])
     assert session.recurrent
-    assert session.max_rewind == 0
     assert [kept.position for kept in session.checkpoints.all] == [2, 4]
-    with pytest.raises(RewindError, match="position 3"):
-        session.rewind_to(3)
+    with pytest.raises(RewindError, match="no state was kept"):
+        go_back(session, 3)
     assert session.position == 5
-    session.rewind_to(4)
+    go_back(session, 4)
     assert {cache.offset for cache in session.caches} == {4}
     assert session.drafter_state.covered == 4  # by the mark that was kept with the states
     assert session.draft_off == ""
-    session.rewind_to(2)
+    go_back(session, 2)
     assert [kept.position for kept in session.checkpoints.all] == [2]
-
-
-def test_a_rewind_that_the_drafter_cannot_follow_turns_drafting_off() -> None:
-    session = hybrid([5, 6, 7, 8])
-    session.drafter_state = session.make_drafter_state()  # type: ignore[misc]
-    session.rewind_to(2)
-    assert "cannot follow from position 2" in session.draft_off
 
 
 @pytest.mark.parametrize(("seen", "left"), [(8, 0), (4, 0), (3, 0), (2, 2)])
@@ -115,7 +111,7 @@ def test_drafting_off_keeps_only_rows_before_what_was_taken_back(seen: int, left
 def test_every_move_counts() -> None:
     session = make()
     seen = {session.epoch}
-    for move in (lambda: session.rewind_to(3), session.reset, session.taint):
+    for move in (lambda: go_back(session, 3), session.reset, session.taint):
         move()
         assert session.epoch not in seen
         seen.add(session.epoch)
@@ -161,7 +157,7 @@ def test_a_fork_has_the_same_and_shares_no_container() -> None:
     twin = session.fork()
     assert twin.text_ids == [5, 6, 7, 8, 9]
     assert twin.caches[2].state[0] is session.caches[2].state[0]
-    session.rewind_to(2)
+    go_back(session, 2)
     session.extras.clear()
     assert twin.fed_ids.ids == [5, 6, 7, 8]
     assert {cache.offset for cache in twin.caches} == {4}

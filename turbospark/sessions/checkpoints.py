@@ -96,10 +96,6 @@ class Checkpoints:
         while total > self.budget:
             total -= kept.pop(self._least_wanted()).nbytes
 
-    def before(self, position: int) -> Checkpoint | None:
-        """The last one at `position` or before it."""
-        return next((kept for kept in reversed(self._kept) if kept.position <= position), None)
-
     def drop_beyond(self, position: int) -> None:
         """Forget those of tokens that were taken back."""
         while self._kept and self._kept[-1].position > position:

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.caches.rollback import checkpoint, max_row_rewind, rollback
-from turbospark.errors import ProducerError, RewindError
+from turbospark.errors import OptionError, ProducerError
 from turbospark.protocols import RollbackPoint
 from turbospark.sessions.checkpoints import Checkpoint, Checkpoints
 from turbospark.sessions.fed_ids import FAILED, FedIds
@@ -50,6 +50,7 @@ class Session:
         open_round: a verify that was not settled; None between rounds.
         suspended: ends the generation that stands between two of its tokens; None without one.
         epoch: counts every pass, rewind, rollback and reset.
+        opened_for: gives the model that the caches are of; None where nobody has said.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Session:
         self.checkpoints = Checkpoints() if checkpoints is None else checkpoints
         self.fed_ids = FedIds()
         self.epoch = 0
+        self.opened_for: Callable[[], Any] | None = None
         self.suspended: Callable[[], None] | None = None
         self._begin()
 
@@ -89,11 +91,6 @@ class Session:
         drafter = 0 if self.drafter_state is None else self.drafter_state.nbytes
         return sum(cache.nbytes for cache in self.caches) + drafter + self.checkpoints.nbytes
 
-    @property
-    def max_rewind(self) -> int:
-        """How many tokens every cache can take back without a checkpoint."""
-        return 0 if self.recurrent else max_row_rewind(self.caches)
-
     def candidate(self) -> Candidate:
         """What this session could offer a prompt."""
         return Candidate(
@@ -104,6 +101,18 @@ class Session:
             self.checkpoints.all,
             self.drafter_state,
         )
+
+    def check_model(self, model: Any) -> None:
+        """Refuse a model that the caches are not of.
+
+        Raises:
+            OptionError: they were made for another one; nothing has moved.
+        """
+        if self.opened_for is not None and self.opened_for() is not model:
+            raise OptionError(
+                f"{self!r} was opened for another model than this {type(model).__name__}, which "
+                "would misread its caches: take a session, or a prompt_cache, of this one"
+            )
 
     def fresh_caches(self) -> list[Any]:
         """Empty caches like this session's own."""
@@ -142,26 +151,6 @@ class Session:
         kept = decision.checkpoint
         self._go_to(decision.tokens, kept, drafts=not decision.draft_off)
         self.draft_off = decision.draft_off
-
-    def rewind_to(self, position: int) -> None:
-        """Take everything back to `position`.
-
-        Raises:
-            RewindError: a cache cannot go back as far; nothing has moved.
-        """
-        back = self.position - position
-        kept = self.checkpoints.before(position) if self.recurrent and back else None
-        reachable = back == 0 or not self.recurrent or (kept and kept.position == position)
-        if back < 0 or back > max_row_rewind(self.caches) or not reachable:
-            raise RewindError(
-                f"{self!r} cannot go to position {position}: its caches can go back "
-                f"{self.max_rewind} tokens; reset and feed the text again"
-            )
-        drafter, mark = self.drafter_state, None if kept is None else kept.mark
-        follows = drafter is None or drafter.resume_at(position, mark) == position
-        self._go_to(position, kept, drafts=follows)
-        if not follows:
-            self.draft_off = f"the drafter cannot follow from position {position}"
 
     def keep_checkpoint(self, *, ends_prompt: bool = False) -> None:
         """Keep this position for recurrent layers, where there are any and nothing is open."""
