@@ -25,6 +25,7 @@ from turbospark.errors import (
     UnsupportedError,
 )
 from turbospark.runner.results import GenerationResponse
+from turbospark.runner.runner import Runner
 from turbospark.settings import UNBUILT
 from turbospark.testing import (
     ByteTokenizer,
@@ -500,6 +501,22 @@ def test_drafting_that_cannot_be_had_is_refused_by_name() -> None:
         scripted_engine(draft_block=3)
     with pytest.raises(OptionError, match=r"draft_model: what drafts is chosen by load"):
         engine.generate("hi", draft_model=engine.model)
+
+
+def test_a_prompt_cache_of_another_model_is_refused_and_nothing_moves() -> None:
+    model, tokenizer = scripted_engine(tokenizer=_never_ending())
+    cache = ts.make_prompt_cache(model)
+    ts.generate(model, tokenizer, "hi", max_tokens=4, prompt_cache=cache)
+    text = list(cache.text_ids)
+    for other in (scripted_engine(), scripted_engine(ScriptedModel(recurrent=1))):
+        for taken in (cache, cache.fork()):
+            with pytest.raises(OptionError, match="opened for another model than this Scripted"):
+                ts.generate(*other, "x", max_tokens=3, prompt_cache=taken)
+            with pytest.raises(OptionError, match="opened for another model"):
+                Runner(other.model, taken)
+    assert cache.text_ids == text
+    out = ts.generate(model, tokenizer, "x", max_tokens=3, prompt_cache=cache)
+    assert out.reused_tokens == len(text) - 1
 
 
 def test_a_draft_model_serves_the_module_functions() -> None:

@@ -124,7 +124,8 @@ def stream_generate(
             a smaller model that `load` gave, and `num_draft_tokens`.
 
     Raises:
-        OptionError: an option is unknown, or cannot be honoured here.
+        OptionError: an option is unknown, or cannot be honoured here, or prompt_cache is of
+            another model.
         PromptError: the prompt cannot be run; nothing has moved.
     """
     read = read_options({"max_tokens": max_tokens, **options})
@@ -142,8 +143,8 @@ def stream_generate(
             "turbospark.make_prompt_cache(model)"
         )
     if session is not None:
+        session.check_model(model)
         _refuse_said_again(session, ids)
-    if session is not None:
         session.settle()  # a reply left standing on it is text, as far as it was given
     drafter = _drafter_of(read.draft_model, model, tokenizer, session)
     runner = _new_runner(model, serving, session, drafter, reuse=session is not None)

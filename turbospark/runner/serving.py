@@ -113,11 +113,15 @@ def session_maker(
     context = serving.max_context if max_context is None else max_context
     config = serving.config
 
+    opened_for = weakref.ref(model)
+
     def make() -> Session:
-        return Session(
+        session = Session(
             lambda: model.make_caches(context, config.ring_slack),
             context,
             checkpoints=Checkpoints(config.checkpoint_bytes, config.checkpoint_every),
         )
+        session.opened_for = opened_for
+        return session
 
     return make

@@ -36,6 +36,9 @@ class TargetRunner:
             could keep: drafting, or what was fed.
         lock: held while a step of a generation runs; runners that share one take turns.
 
+    Raises:
+        OptionError: the live session was opened for another model.
+
     Attributes:
         steps: the model as passes call it: compiled on a GPU.
         lock: see above; any one thread at a time may drive a runner.
@@ -55,6 +58,7 @@ class TargetRunner:
         self.model = model
         self.steps = compiled_steps(model)
         self.pool = SessionPool(lambda: pool, live=pool) if isinstance(pool, Session) else pool
+        self.pool.live.check_model(model)
         self.drafter: Drafter = NoDrafter() if drafter is None else drafter
         self.prefer_reuse = prefer_reuse
         self.lock: AbstractContextManager[Any] = threading.RLock() if lock is None else lock
