@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.caches.rollback import checkpoint, max_row_rewind, rollback
-from turbospark.errors import OptionError, ProducerError, RewindError
+from turbospark.errors import OptionError, ProducerError
 from turbospark.protocols import RollbackPoint
 from turbospark.sessions.checkpoints import Checkpoint, Checkpoints
 from turbospark.sessions.fed_ids import FAILED, FedIds
@@ -91,11 +91,6 @@ class Session:
         drafter = 0 if self.drafter_state is None else self.drafter_state.nbytes
         return sum(cache.nbytes for cache in self.caches) + drafter + self.checkpoints.nbytes
 
-    @property
-    def max_rewind(self) -> int:
-        """How many tokens every cache can take back without a checkpoint."""
-        return 0 if self.recurrent else max_row_rewind(self.caches)
-
     def candidate(self) -> Candidate:
         """What this session could offer a prompt."""
         return Candidate(
@@ -156,26 +151,6 @@ class Session:
         kept = decision.checkpoint
         self._go_to(decision.tokens, kept, drafts=not decision.draft_off)
         self.draft_off = decision.draft_off
-
-    def rewind_to(self, position: int) -> None:
-        """Take everything back to `position`.
-
-        Raises:
-            RewindError: a cache cannot go back as far; nothing has moved.
-        """
-        back = self.position - position
-        kept = self.checkpoints.before(position) if self.recurrent and back else None
-        reachable = back == 0 or not self.recurrent or (kept and kept.position == position)
-        if back < 0 or back > max_row_rewind(self.caches) or not reachable:
-            raise RewindError(
-                f"{self!r} cannot go to position {position}: its caches can go back "
-                f"{self.max_rewind} tokens; reset and feed the text again"
-            )
-        drafter, mark = self.drafter_state, None if kept is None else kept.mark
-        follows = drafter is None or drafter.resume_at(position, mark) == position
-        self._go_to(position, kept, drafts=follows)
-        if not follows:
-            self.draft_off = f"the drafter cannot follow from position {position}"
 
     def keep_checkpoint(self, *, ends_prompt: bool = False) -> None:
         """Keep this position for recurrent layers, where there are any and nothing is open."""
