@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from golden.fixtures import kernel_sets
 
 from turbospark.caches.latent import LatentCache
 from turbospark.caches.step import StepCache
@@ -87,16 +88,24 @@ def run(unit, q, rows, sizes, phase=Phase.DECODE, cache=None):
     return np.concatenate(out)
 
 
+@pytest.fixture(params=sorted(kernel_sets()))
+def kernels(request):
+    return kernel_sets()[request.param]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_it_equals_attention_over_expanded_keys_and_values(layout):
+def test_it_equals_attention_over_expanded_keys_and_values(layout, kernels):
     unit, (q, rows) = unit_of(layout), inputs(37)
+    unit.bind(kernels)
+    assert unit.body == kernels.name
     assert np.abs(run(unit, q, rows, [37]) - expanded(unit, q, rows)).max() < 2e-5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("phase", list(Phase))
-def test_rows_do_not_depend_on_how_they_are_fed(layout, phase):
+def test_rows_do_not_depend_on_how_they_are_fed(layout, phase, kernels):
     unit, (q, rows) = unit_of(layout), inputs(200)
+    unit.bind(kernels)
     whole = run(unit, q, rows, [200], phase)
     for sizes in ([1] * 20 + [180], [7] * 28 + [4], [127, 2, 71]):
         assert np.array_equal(run(unit, q, rows, sizes, phase), whole)

@@ -6,11 +6,12 @@ weighted sum: so the rows are never expanded.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 
 from turbospark.kernels.attention import attend_reference, attend_step_reference
-from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
+from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
 from turbospark.kernels.quantized_matmul import heads_matmul_reference
 from turbospark.kernels.weights import Weight
 
@@ -49,39 +50,54 @@ class LatentGeometry:
         return self.num_heads * (self.key_dim + self.value_dim)
 
 
-def attend_latent_reference(
-    q: mx.array, rows: KVRows | StepRows, keys: Weight, values: Weight, scale: float
-) -> mx.array:
-    """softmax((k q) . c scale) (v c) of every head, where c are the cached latents.
+@dataclass(frozen=True, slots=True)
+class JoinedRows:
+    """A latent cache as other attention sees it: latents and rotated keys side by side.
 
-    A row's result does not depend on its neighbours, bit for bit on a CPU.
+    They serve as keys and as values; of a sum of values only the latents are wanted.
 
-    Args:
-        q: [T, H, N + R], the last R numbers of a head rotated.
-        rows: the cache's rotated keys [1, n, R] as `k` and latents [1, n, L] as `v`.
-        keys: [H, N, L].
-        values: [H, V, L].
-        scale: factor of the scores.
-
-    Returns:
-        [T, H * V] in the dtype of `q`.
+    Attributes:
+        store: the cache.
     """
-    T, H, N = q.shape[0], q.shape[1], keys.shape[1]
-    absorbed = heads_matmul_reference(q[..., :N], keys, transpose=False).astype(q.dtype)
-    queries = mx.concatenate([absorbed, q[..., N:]], axis=-1)  # [T, H, L + R]
+
+    store: RowStore
+
+    def rows(self) -> KVRows | StepRows:
+        """The rows as they are now, [1, n, L + R]."""
+        rows = cast("KVRows | StepRows", self.store.rows())
+        if isinstance(rows, StepRows):
+            sealed = _joined(rows.sealed)
+            tail = sealed if rows.tail is rows.sealed else _joined(rows.tail)
+            return StepRows(sealed, tail, rows.lengths)
+        return rows._replace(
+            sealed=None if rows.sealed is None else _joined(rows.sealed),
+            tail=None if rows.tail is None else _joined(rows.tail),
+        )
+
+
+def attend_joined_reference(q: mx.array, cache: JoinedRows, scale: float) -> mx.array:
+    """Attention of q [T, H, L + R] over joined rows: [T, H * (L + R)]."""
+    rows = cache.rows()
     if isinstance(rows, StepRows):
-        tail = _joined(rows.tail)
-        sealed = tail if rows.sealed is rows.tail else _joined(rows.sealed)
-        out = attend_step_reference(queries, StepRows(sealed, tail, rows.lengths), scale)
-    else:
-        sealed = None if rows.sealed is None else _joined(rows.sealed)
-        tail = None if rows.tail is None else _joined(rows.tail)
-        joined = rows._replace(sealed=sealed, tail=tail)
-        out = attend_reference(queries, joined, scale)  # [T, H * L]
-    read = heads_matmul_reference(mx.reshape(out, (T, H, -1)), values, transpose=True)
-    return mx.reshape(read, (T, -1)).astype(q.dtype)
+        return attend_step_reference(q, rows, scale)
+    return attend_reference(q, rows, scale)
+
+
+def absorbed_queries(q: mx.array, keys: Weight) -> mx.array:
+    """Queries that score latents: q [T, H, N + R] through keys [H, N, L] -> [T, H, L + R]."""
+    N = keys.shape[1]
+    latent = heads_matmul_reference(q[..., :N], keys, transpose=False).astype(q.dtype)
+    return mx.concatenate([latent, q[..., N:]], axis=-1)
+
+
+def read_values(sums: mx.array, values: Weight) -> mx.array:
+    """Sums of joined rows [T, H * (L + R)] through values [H, V, L] -> [T, H * V]."""
+    T, (H, _, L) = sums.shape[0], values.shape
+    latents = mx.reshape(sums, (T, H, -1))[..., :L]
+    read = heads_matmul_reference(latents, values, transpose=True)
+    return mx.reshape(read, (T, -1)).astype(sums.dtype)
 
 
 def _joined(block: RowBlock) -> RowBlock:
-    """Latents and rotated keys side by side as keys, the latents as values."""
-    return RowBlock(mx.concatenate([block.v, block.k], axis=-1), block.v)
+    rows = mx.concatenate([block.v, block.k], axis=-1)
+    return RowBlock(rows, rows)

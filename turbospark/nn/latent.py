@@ -4,11 +4,18 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.kv_rows import RowStore
-from turbospark.kernels.latent import LatentGeometry, attend_latent_reference
+from turbospark.kernels.latent import (
+    JoinedRows,
+    LatentGeometry,
+    absorbed_queries,
+    attend_joined_reference,
+    read_values,
+)
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
-from turbospark.kernels.target import KernelSet
+from turbospark.kernels.target import Attend, HeadGeometry, KernelSet
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.unit import Unit
@@ -19,7 +26,8 @@ class LatentAttention(Unit):
     """Norm and RoPE of the new rows, which go into the cache, then attention over it.
 
     It never expands the cached rows: queries go through the keys' half of `expand`, sums of
-    latents through the values' half. No target has a body for it yet.
+    latents through the values' half. On a CPU the target's attention reads the rows, as keys and
+    values of one head; everything else, and all of it on a GPU, is the reference.
 
     Args:
         geometry: of the layer.
@@ -40,6 +48,7 @@ class LatentAttention(Unit):
     ) -> None:
         self._geometry, self._rope, self._scale = geometry, rope, scale
         self._norm, self._expand = norm, expand
+        self._attend: Attend | None = None
 
     @property
     def geometry(self) -> LatentGeometry:
@@ -47,7 +56,10 @@ class LatentAttention(Unit):
         return self._geometry
 
     def bind(self, kernels: KernelSet) -> None:
-        self.body = Unit.body
+        sizes = self._geometry
+        heads = HeadGeometry(sizes.num_heads, 1, sizes.row_dim)
+        self._attend = kernels.attend(heads, self._scale, None, None) if on_cpu() else None
+        self.body = kernels.name if self._attend else Unit.body
 
     def __call__(self, q: mx.array, row: mx.array, cache: RowStore, phase: Phase) -> mx.array:
         """Append a step's rows and attend from its queries.
@@ -61,9 +73,17 @@ class LatentAttention(Unit):
         Returns:
             [T, H * V].
         """
-        return self.reference(q, row, cache, phase)
+        keys, values = head_halves(self._expand.value, self._geometry)
+        queries = absorbed_queries(self._turned(q, row, cache), keys)
+        joined = JoinedRows(cache)
+        if self._attend is None:
+            sums = attend_joined_reference(queries, joined, self._scale)
+        else:
+            sums = self._attend(queries, joined, phase)
+        return read_values(sums, values)
 
-    def reference(self, q: mx.array, row: mx.array, cache: RowStore, phase: Phase) -> mx.array:
+    def _turned(self, q: mx.array, row: mx.array, cache: RowStore) -> mx.array:
+        """Queries [T, H, N + R] with their last part rotated; the new rows are appended."""
         sizes, offset = self._geometry, cache.offset
         T, L, N = q.shape[0], sizes.latent_dim, sizes.key_dim
         latent = rms_norm_reference(row[:, :L], self._norm.value)
@@ -71,9 +91,7 @@ class LatentAttention(Unit):
         q = mx.reshape(q, (T, sizes.num_heads, -1))
         turned = rope_reference(q[..., N:], self._rope, offset)
         cache.append(key, latent[:, None])
-        keys, values = head_halves(self._expand.value, sizes)
-        heads = mx.concatenate([q[..., :N], turned], axis=-1)
-        return attend_latent_reference(heads, cache.rows(), keys, values, self._scale)
+        return mx.concatenate([q[..., :N], turned], axis=-1)
 
 
 def head_halves(weight: Weight, sizes: LatentGeometry) -> tuple[Weight, Weight]:
