@@ -210,10 +210,16 @@ def test_inputs_of_another_width_are_refused():
         run(rows(2, 192), Phase.DECODE)
 
 
-def test_mxfp4_is_left_to_the_reference():
-    codes, scales = mx.quantize(rows(7, 64), group_size=32, bits=4, mode="mxfp4")
+def test_mxfp4_is_multiplied_as_the_reference_does():
+    codes, scales = mx.quantize(rows(7, 96), group_size=32, bits=4, mode="mxfp4")
     weight = QuantizedWeight(codes, scales, None, 4, 32, mode="mxfp4")
-    assert host().normed_projections(None, [weight], [None]) is None
+    run = host().normed_projections(None, [weight], [None])
+    assert run is not None
+    x = rows(3, 96)
+    for phase in Phase:
+        (got,) = run(x, phase)
+        wanted = np.array(quantized_matmul_reference(x, weight))
+        assert np.abs(np.array(got) - wanted).max() < 2e-3 * np.abs(wanted).max()
 
 
 def test_a_zero_code_beside_the_middle_is_left_to_the_reference():

@@ -229,11 +229,19 @@ def test_integers_and_quantized_vectors_do_not_fit(tmp_path):
 
 def test_gguf_tensor_that_the_family_does_not_know_is_told_from_a_damaged_file(tmp_path):
     extra = np.ones((5, 32), np.float32)
-    tensors = gguf_tensors() | {"blk.0.ffn_gate_exps.weight": (0, extra.shape, extra.tobytes())}
+    tensors = gguf_tensors() | {"blk.0.attn_rel_b.weight": (0, extra.shape, extra.tobytes())}
     refused(
         write_gguf(tmp_path / "a.gguf", tensors=tensors),
-        "a.gguf is whole", "blk.0.ffn_gate_exps.weight", "'llama'", kind=UnsupportedError,
+        "a.gguf is whole", "blk.0.attn_rel_b.weight", "'llama'", kind=UnsupportedError,
     )  # fmt: skip
+
+
+def test_experts_in_a_file_of_a_dense_model_are_left_over(tmp_path):
+    extra = np.ones((5, 32), np.float32)
+    tensors = gguf_tensors() | {"blk.0.ffn_gate_exps.weight": (0, extra.shape, extra.tobytes())}
+    refused(
+        write_gguf(tmp_path / "a.gguf", tensors=tensors), "a.gguf", "1 are left over", "experts"
+    )
 
 
 def test_gguf_rope_divisors_of_llama_3_become_its_scaling(tmp_path):
