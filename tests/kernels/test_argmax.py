@@ -108,6 +108,6 @@ def test_a_body_that_cannot_run_gives_way(caplog: pytest.LogCaptureFixture) -> N
     def build(**_: Any) -> Callable[..., Sequence[mx.array]]:
         raise RuntimeError("no such compiler")
 
-    assert not serves(64, GpuTarget("broken", "metal.h", build))
+    assert not serves(64, GpuTarget("metal", "metal.h", build))
     assert "no such compiler" in caplog.text
     assert serves(65, EMULATION)

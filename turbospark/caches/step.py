@@ -28,11 +28,6 @@ class StepCache:
         """Position of the next row, an int32 scalar."""
         return self._rows.lengths[1] + self._written
 
-    @property
-    def written(self) -> int:
-        """Rows that this step has appended."""
-        return self._written
-
     def append(self, k: mx.array, v: mx.array) -> None:
         """Add rows k and v [T, Hkv, D] behind those of the tail, which has room for them."""
         at = mx.reshape(self.offset - self._rows.lengths[0], (1,))

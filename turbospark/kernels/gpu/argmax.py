@@ -4,11 +4,11 @@ A reduction of one row in one threadgroup takes longer than reading the row by a
 """
 
 import functools
-import logging
 
 import mlx.core as mx
 
-from turbospark.errors import KernelError, ShapeError
+from turbospark.errors import ShapeError
+from turbospark.kernels.gpu import trial
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
 
 PARTS = Kernel("argmax_parts", ("logits",), ("tops", "places"))
@@ -16,7 +16,6 @@ JOIN = Kernel("argmax_join", ("tops", "places"), ("tokens",))
 NOT_FINITE = -1
 
 _THREADS, _SPAN = 256, 1024
-_log = logging.getLogger("turbospark")
 
 
 def argmax_rows(logits: mx.array, *, target: GpuTarget) -> mx.array:
@@ -58,9 +57,10 @@ def argmax_rows(logits: mx.array, *, target: GpuTarget) -> mx.array:
 @functools.cache
 def serves(V: int, target: GpuTarget) -> bool:
     """Whether rows of V logits can be taken: tried once, on zeros."""
-    try:
-        mx.eval(argmax_rows(mx.zeros((1, V), mx.float32), target=target))
-    except (KernelError, ShapeError, RuntimeError, ValueError) as error:
-        _log.warning("turbospark: argmax_parts cannot run for %d logits, MLX does: %s", V, error)
-        return False
-    return True
+    return trial.runs(
+        "argmax_parts",
+        f"{V} logits",
+        lambda: argmax_rows(mx.zeros((1, V), mx.float32), target=target),
+        target,
+        instead="MLX's argmax does",
+    )
