@@ -1,4 +1,12 @@
-"""Fakes that speak turbospark's protocols, for your tests and ours; no weights, no downloads.
+"""Models for your tests and ours; no downloads.
+
+With weights, `synthetic` writes a small checkpoint of any family::
+
+    @pytest.fixture(scope="session")
+    def engine(tmp_path_factory):
+        return ts.load(synthetic(tmp_path_factory.mktemp("model"), "moe"))
+
+Without weights, fakes speak turbospark's protocols.
 
 A generation without weights is a `ScriptedModel` behind a runner; with a drafter::
 
@@ -28,6 +36,7 @@ from turbospark.testing.models import (
 )
 from turbospark.testing.producers import ScriptedProducer, ScriptedSpeculator
 from turbospark.testing.runner import scripted_runner
+from turbospark.testing.synthetic import synthetic
 from turbospark.testing.text import ByteDetokenizer, ByteTokenizer
 
 __all__ = [
@@ -46,5 +55,6 @@ __all__ = [
     "scripted_logits",
     "scripted_recurrent_cache",
     "scripted_runner",
+    "synthetic",
     "write_tiny_checkpoint",
 ]

@@ -1,18 +1,28 @@
-"""A checkpoint small enough to write and load in a test."""
+"""The files of a checkpoint, and one small enough to write and load in a test."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import mlx.core as mx
-import numpy as np
+import mlx.nn as nn
+
+from turbospark.loading.install import parameter_slots
+from turbospark.registry import resolve_family
+from turbospark.testing.drawn import write_drawn_weights
+from turbospark.testing.vocabulary import LEAST_IDS, MARKS, byte_level_tokenizer
+
+_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['role'] }}\n{{ message['content'] }}"
+    "<end>\n{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}"
+)
 
 
 def write_tiny_checkpoint(folder: Path, *, seed: int = 5, **config_values: Any) -> Path:
     """Write a llama checkpoint of random weights with a byte-level tokenizer.
 
-    It loads in a moment and talks nonsense; every shape differs from every other.
+    It loads in a moment and talks nonsense; every shape differs from every other. Its ids are
+    those of `ByteTokenizer`. `synthetic` writes other families, quantized ones, chat templates.
 
     Args:
         folder: made if it is not there.
@@ -30,63 +40,34 @@ def write_tiny_checkpoint(folder: Path, *, seed: int = 5, **config_values: Any) 
         "rope_theta": 10000.0, "tie_word_embeddings": True, "hidden_act": "silu",
         "bos_token_id": 256, "eos_token_id": 257, **config_values,
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(_byte_level_tokenizer()))
-    rng = np.random.default_rng(seed)
-    weights = {
-        name: mx.array((rng.integers(-64, 65, shape) / 256).astype(np.float32))
-        for name, shape in _llama_shapes(config).items()
-    }
-    path = str(folder / "model.safetensors")
-    mx.save_safetensors(path, weights)  # pyright: ignore[reportUnknownMemberType]
+    model = cast("nn.Module", resolve_family(config["model_type"]).build(config))
+    write_drawn_weights(folder, parameter_slots(model), None, seed)
+    write_texts(folder, config, chat=False)
     return folder
 
 
-def _llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        shapes[at + "input_layernorm.weight"] = (hidden,)
-        shapes[at + "post_attention_layernorm.weight"] = (hidden,)
-        shapes[at + "self_attn.q_proj.weight"] = (queries, hidden)
-        shapes[at + "self_attn.k_proj.weight"] = (keys, hidden)
-        shapes[at + "self_attn.v_proj.weight"] = (keys, hidden)
-        shapes[at + "self_attn.o_proj.weight"] = (hidden, queries)
-        shapes[at + "mlp.gate_proj.weight"] = (inner, hidden)
-        shapes[at + "mlp.up_proj.weight"] = (inner, hidden)
-        shapes[at + "mlp.down_proj.weight"] = (hidden, inner)
-    return shapes
+def write_texts(folder: Path, config: Mapping[str, Any], *, chat: bool = True) -> None:
+    """Write the files beside the weights: configuration and tokenizer.
+
+    Args:
+        folder: where they go.
+        config: of the model.
+        chat: whether the tokenizer has a chat template and knows its marks by their names.
+    """
+    _write(folder / "config.json", config)
+    size = max(int(config["vocab_size"]), LEAST_IDS)
+    _write(folder / "tokenizer.json", byte_level_tokenizer(size))
+    if not chat:
+        return
+    bos, eos, end = MARKS
+    ids = {"bos_token_id": 256, "eos_token_id": [257, 258]}
+    _write(folder / "generation_config.json", ids)
+    settings = {
+        "bos_token": bos, "eos_token": eos, "additional_special_tokens": [end],
+        "add_bos_token": True, "chat_template": _TEMPLATE,
+    }  # fmt: skip
+    _write(folder / "tokenizer_config.json", settings)
 
 
-def _byte_level_tokenizer() -> dict[str, Any]:
-    letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in letters]
-    symbols = {byte: chr(byte) for byte in letters}
-    symbols |= {byte: chr(256 + index) for index, byte in enumerate(others)}
-    marks = ("<bos>", "<eos>", "<end>")
-    byte_level = {
-        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False,
-    }  # fmt: skip
-    return {
-        "version": "1.0",
-        "added_tokens": [
-            {
-                "id": 256 + index, "content": mark, "special": True, "single_word": False,
-                "lstrip": False, "rstrip": False, "normalized": False,
-            }
-            for index, mark in enumerate(marks)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "decoder": byte_level,
-        "post_processor": None,
-        "model": {
-            "type": "BPE", "merges": [], "vocab": {symbols[byte]: byte for byte in range(256)},
-        },
-    }  # fmt: skip
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")

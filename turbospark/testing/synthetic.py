@@ -1,0 +1,135 @@
+"""Small checkpoints with all the files of a published one, for tests, benchmarks and users' CI."""
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.nn as nn
+
+from turbospark.errors import OptionError, UnsupportedError
+from turbospark.loading.convert import quantization_entries
+from turbospark.loading.install import parameter_slots
+from turbospark.loading.quantize import parse_quantize, require_divisible
+from turbospark.registry import resolve_family
+from turbospark.settings import UNBUILT
+from turbospark.testing.checkpoint import write_texts
+from turbospark.testing.drawn import write_drawn_weights
+from turbospark.testing.sizes import KINDS, sizes_of
+from turbospark.testing.vocabulary import LEAST_IDS, MARKS
+
+_BESIDE_MODEL = {"bos_token_id", "eos_token_id", "architectures", "dtype", "torch_dtype"}
+
+
+def synthetic(
+    folder: str | os.PathLike[str],
+    kind: str | None = None,
+    *,
+    model_type: str | None = None,
+    quantize: str | None = "int4",
+    seed: int = 0,
+    **config_values: Any,
+) -> Path:
+    """Write a small checkpoint of random weights: it loads in a moment and talks nonsense.
+
+    It has what a published one has: config.json, model.safetensors, a tokenizer that decodes,
+    generation_config.json and a chat template. The same arguments give the same bytes, on every
+    machine.
+
+    Args:
+        folder: made; it must not hold anything.
+        kind: of the Gemma 4 family: "dense" (every layer attends to everything), "sliding" (two
+            layers with a window to a full one) or "moe" (routed experts too); by default dense.
+        model_type: in place of a kind, another registered family's.
+        quantize: as for `load`: matrices are stored so; None stores bfloat16.
+        seed: of the weights.
+        config_values: go into config.json, in place of what would stand there.
+
+    Returns:
+        the folder.
+
+    Raises:
+        OptionError: an argument is unknown, or the folder is in use; nothing was written.
+        ConfigError: the family refuses the configuration; nothing was written.
+    """
+    wish = parse_quantize(quantize)
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise OptionError(f"{path} is there already; choose another folder or remove it")
+    config = _configuration(kind, model_type, config_values)
+    model = _built(config, config_values)
+    slots = parameter_slots(model)
+    if wish is not None:
+        widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
+        require_divisible(widths, wish, str(path))
+    path.mkdir(parents=True, exist_ok=True)
+    layouts = write_drawn_weights(path, slots, wish, seed)
+    if layouts:
+        config["quantization"] = quantization_entries(layouts)
+    write_texts(path, config)
+    return path
+
+
+def _configuration(
+    kind: str | None, model_type: str | None, config_values: Mapping[str, Any]
+) -> dict[str, Any]:
+    if kind is not None and model_type is not None:
+        raise OptionError(
+            f"kind={kind!r} is one of Gemma 4, and model_type={model_type!r} another family: give "
+            "one of them"
+        )
+    kind = kind or "dense"
+    if kind == "streamed":
+        raise OptionError(
+            f"kind='streamed': {UNBUILT['residency'].feature} is not built yet; kind='moe' has the "
+            "same layers, all of them in memory"
+        )
+    if model_type is None and kind not in KINDS:
+        raise OptionError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
+    sizes = KINDS[kind] if model_type is None else sizes_of(model_type)
+    config = {**sizes, **config_values}
+    size = config["vocab_size"]
+    if type(size) is not int or size < LEAST_IDS:
+        raise OptionError(
+            f"vocab_size={size!r}: every byte and {len(MARKS)} marks need {LEAST_IDS} ids or more"
+        )
+    return config
+
+
+def _built(config: Mapping[str, Any], config_values: Mapping[str, Any]) -> nn.Module:
+    """The family's model; values that it has not looked at are refused."""
+    noted = _Noted(config)
+    try:
+        family = resolve_family(config["model_type"])
+    except UnsupportedError as error:
+        raise OptionError(f"model_type: {error}") from error
+    model = cast("nn.Module", family.build(noted))
+    for name in config_values:
+        if name not in noted.read | _BESIDE_MODEL:
+            near = difflib.get_close_matches(name, sorted(noted.read), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise OptionError(f"the family {family.name!r} does not know {name!r}{hint}")
+    return model
+
+
+class _Noted(Mapping[str, Any]):
+    """A configuration that notes which of its fields were asked for."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+        self.read = {"model_type"}
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        self.read.add(str(name))
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
