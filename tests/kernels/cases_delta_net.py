@@ -15,7 +15,7 @@ GEOMETRIES = {
 EPS = 3e-5
 
 
-def weights_of(heads, seed=3):
+def weights_of(heads, seed=3, gate="silu"):
     rng = np.random.default_rng(seed)
     Hv = heads.num_value_heads
     return DeltaWeights(
@@ -23,6 +23,7 @@ def weights_of(heads, seed=3):
         mx.array(np.log(rng.uniform(0.2, 3.2, size=Hv)).astype(np.float32)),
         mx.array(rng.normal(size=Hv).astype(np.float32)),
         Norm(mx.array(rng.uniform(0.5, 1.5, size=heads.value_dim).astype(np.float32)), EPS),
+        gate,
     )
 
 
@@ -69,7 +70,8 @@ def exact_step(heads, weights, inputs, state):
             S[j] += np.outer(delta, key)
             y = S[j] @ query
             y = y / np.sqrt((y**2).mean() + weights.norm.eps) * scale
-            row.append(y * silu(z[t].reshape(Hv, Dv)[j]))
+            gate = z[t].reshape(Hv, Dv)[j]
+            row.append(y * (silu(gate) if weights.gate == "silu" else 1 / (1 + np.exp(-gate))))
         outs.append(np.concatenate(row))
     return np.array(outs), tail, S
 

@@ -20,11 +20,13 @@ class DeltaCase:
     dtype: mx.Dtype = mx.float32
     weight_dtype: mx.Dtype = mx.float32
     is_stacked: bool = False
+    gate: str = "silu"
 
     def __str__(self) -> str:
         h = self.heads
         size = f"T{self.T}-{h.num_key_heads}:{h.num_value_heads}-{h.key_dim}x{h.value_dim}"
         stacked = "-stacked" * self.is_stacked
+        stacked += "-sigmoid" * (self.gate == "sigmoid")
         return f"{size}-{h.taps}-{self.dtype}{stacked}".replace("mlx.core.", "")
 
     def weights(self) -> DeltaWeights:
@@ -33,7 +35,7 @@ class DeltaCase:
             x.astype(self.weight_dtype)
             for x in (made.conv, made.log_rate, made.dt_bias, made.norm.weight)
         )
-        return DeltaWeights(conv, rate, bias, Norm(scale, 3e-2))
+        return DeltaWeights(conv, rate, bias, Norm(scale, 3e-2), self.gate)
 
     def inputs(self) -> DeltaInputs:
         made = inputs_of(self.heads, self.T)
@@ -70,7 +72,7 @@ class DeltaCase:
         conv, rate, bias, scale = (
             x.astype(mx.float32) for x in (w.conv, w.log_rate, w.dt_bias, w.norm.weight)
         )
-        weights = DeltaWeights(conv, rate, bias, Norm(scale, w.norm.eps))
+        weights = DeltaWeights(conv, rate, bias, Norm(scale, w.norm.eps), w.gate)
         wanted, wanted_tail, wanted_S = exact_step(
             self.heads, weights, inputs, state_of(self.heads)
         )
@@ -95,4 +97,6 @@ CASES = [
     DeltaCase(DeltaGeometry(2, 2, 24, 33, 5), 19, is_stacked=True),
     DeltaCase(DeltaGeometry(1, 2, 64, 128, 4), 13, BF16, mx.float32),
     DeltaCase(DeltaGeometry(1, 3, 96, 70, 3), 37, F16, F16),
+    DeltaCase(DeltaGeometry(2, 4, 128, 96, 4), 4, BF16, BF16, gate="sigmoid"),
+    DeltaCase(DeltaGeometry(1, 2, 64, 128, 4), 13, gate="sigmoid"),
 ]

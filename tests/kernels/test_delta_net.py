@@ -61,8 +61,8 @@ def unit(heads, body):
     return bound(heads, kernels_of(body))
 
 
-def bound(heads, kernels):
-    weights = weights_of(heads)
+def bound(heads, kernels, gate="silu"):
+    weights = weights_of(heads, gate=gate)
     unit = DeltaNetStep(heads, lambda: weights)
     unit.bind(kernels)
     return unit
@@ -243,3 +243,15 @@ def rule_inputs(heads, rows, seed=9):
     qkv = mx.zeros((rows, heads.channels))
     recorded = DeltaRows(state_of(heads), qkv, k, v, mx.exp(log_decay), beta, fold_reference)
     return q, recorded, log_decay
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_a_sigmoid_gate_equals_float64(body, rows):
+    heads = GEOMETRIES["odd"]
+    unit, inputs = bound(heads, kernels_of(body), "sigmoid"), inputs_of(heads, rows)
+    state = state_of(heads)
+    got, _ = run(unit, inputs, state, [rows])
+    wanted, _, _ = exact_step(heads, weights_of(heads, gate="sigmoid"), inputs, state)
+    other, _, _ = exact_step(heads, weights_of(heads), inputs, state)
+    assert np.abs(got - wanted).max() < 1e-5 < np.abs(wanted - other).max()

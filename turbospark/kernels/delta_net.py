@@ -12,7 +12,7 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import DeltaGeometry, DeltaState
-from turbospark.kernels.weights import DeltaWeights, Norm
+from turbospark.kernels.weights import DeltaWeights, Norm, OutputGate
 
 CHUNK = 64
 _HEAD_EPS = 1e-6
@@ -214,19 +214,23 @@ def delta_chunks_reference(
     return mx.reshape(y, (-1, *y.shape[2:]))[:T], S
 
 
-def gated_norm_reference(y: mx.array, z: mx.array, norm: Norm) -> mx.array:
-    """rms_norm(y) * silu(z), head by head.
+def gated_norm_reference(
+    y: mx.array, z: mx.array, norm: Norm, gate: OutputGate = "silu"
+) -> mx.array:
+    """rms_norm(y) * gate(z), head by head.
 
     Args:
         y: [T, Hv, Dv].
         z: [T, Hv * Dv].
         norm: of one head.
+        gate: silu, or sigmoid alone.
 
     Returns:
         [T, Hv * Dv] float32.
     """
-    gate = activate_reference(z.astype(mx.float32), "silu")
-    return mx.reshape(rms_norm_reference(y, norm), gate.shape) * gate
+    z = z.astype(mx.float32)
+    factors = mx.sigmoid(z) if gate == "sigmoid" else activate_reference(z, "silu")
+    return mx.reshape(rms_norm_reference(y, norm), factors.shape) * factors
 
 
 def check_delta_weights(heads: DeltaGeometry, weights: DeltaWeights) -> None:

@@ -15,9 +15,17 @@ from turbospark.kernels.target import (
     MixExperts,
     Project,
     Rotate,
+    RunBlock,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
+from turbospark.kernels.weights import (
+    Activation,
+    DeltaWeights,
+    ExpertBlock,
+    ExpertWeights,
+    Norm,
+    Weight,
+)
 
 
 class ReferenceKernels:
@@ -72,7 +80,10 @@ class ReferenceKernels:
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return None
 
-    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+    def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
+        return None
+
+    def expert_block(self, block: ExpertBlock) -> RunBlock | None:
         return None
 
     def output_head(

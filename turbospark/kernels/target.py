@@ -11,7 +11,14 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
-from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
+from turbospark.kernels.weights import (
+    Activation,
+    DeltaWeights,
+    ExpertBlock,
+    ExpertWeights,
+    Norm,
+    Weight,
+)
 from turbospark.protocols import Phase, RowInputs
 
 Embed = Callable[[mx.array], mx.array]
@@ -56,6 +63,8 @@ SharedRows = tuple[mx.array, mx.array]
 """What a shared expert makes of every row [T, C], and the score of its gate [T, 1]."""
 MixExperts = Callable[[mx.array, mx.array, SharedRows | None, Phase], mx.array]
 """h [T, C], the router's scores [T, E], the shared expert's rows if any -> [T, C]."""
+RunBlock = Callable[[mx.array, bool, Phase], mx.array | None]
+"""h [T, C], whether to add h -> [T, C], or None where no body serves so many rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +173,12 @@ class KernelSet(Protocol):
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
         ...
 
-    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+    def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
+        ...
+
+    def expert_block(self, block: ExpertBlock) -> RunBlock | None:
+        """A router, experts, a shared one and the stream they advance, for a few rows."""
         ...
 
     def output_head(

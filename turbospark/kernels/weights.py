@@ -81,14 +81,17 @@ class DeltaWeights:
         log_rate: [Hv], the logarithm of the rate at which a head forgets ("A_log").
         dt_bias: [Hv], added to `a` before the softplus.
         norm: of each value head's output.
+        gate: what the gate `z` becomes before it multiplies the normed output.
     """
 
     conv: mx.array
     log_rate: mx.array
     dt_bias: mx.array
     norm: Norm
+    gate: "OutputGate" = "silu"
 
 
+OutputGate = Literal["silu", "sigmoid"]
 Activation = Literal["silu", "gelu_tanh", "gelu_erf"]
 
 
@@ -128,3 +131,54 @@ class ExpertWeights:
     biases: tuple[mx.array | None, mx.array | None, mx.array | None] = (None, None, None)
     renormalise: bool = True
     scale: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedExpertWeights:
+    """A gated MLP beside routed experts: it sees every row and has their activation.
+
+    Attributes:
+        gate: [J, C].
+        up: [J, C].
+        down: [C, J].
+        norm: of its input, or None.
+        score: [1, C], whose product's sigmoid its output is multiplied by, or None.
+        post_norm: of its output, or None.
+    """
+
+    gate: Weight
+    up: Weight
+    down: Weight
+    norm: Norm | None
+    score: Weight | None = None
+    post_norm: Norm | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertBlock:
+    """A whole layer of routed experts, from the residual stream h to what is added to it.
+
+    Attributes:
+        router: [E, C], its scores are those of `router_norm(h)`.
+        router_bias: [E], or None.
+        router_norm: of the router's input, or None.
+        norm: of the experts' input, or None.
+        experts: their matrices.
+        groups: number of groups of neighbours, and how many of them a row's experts may come from;
+            the weights of a row are then shares among all experts.
+        shared: the MLP beside them, or None.
+        post_norm: of the experts' sum, or None.
+        close_norm: of that sum and the shared MLP's output together, or None.
+        factor: [1], of the stream after all was added, or None.
+    """
+
+    router: Weight
+    router_bias: mx.array | None
+    router_norm: Norm | None
+    norm: Norm | None
+    experts: ExpertWeights
+    groups: tuple[int, int] | None = None
+    shared: SharedExpertWeights | None = None
+    post_norm: Norm | None = None
+    close_norm: Norm | None = None
+    factor: mx.array | None = None

@@ -22,7 +22,7 @@ from turbospark.kernels.delta_net import (
 )
 from turbospark.kernels.device import on_cpu
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState, KernelSet
-from turbospark.kernels.weights import DeltaWeights
+from turbospark.kernels.weights import DeltaWeights, OutputGate
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.projections import NormedProjections, ProjectedResidual
 from turbospark.nn.unit import Unit
@@ -92,7 +92,7 @@ class DeltaNetStep(Unit):
             y, S = delta_chunks_reference(q, rows, log_decay)
         else:
             y, S = delta_rule_reference(q, rows)
-        y = gated_norm_reference(y, inputs.z, weights.norm).astype(qkv.dtype)
+        y = gated_norm_reference(y, inputs.z, weights.norm, weights.gate).astype(qkv.dtype)
         return y, (next_tail(qkv, tail), S), rows if record else None
 
 
@@ -110,12 +110,24 @@ class DeltaNet(nn.Module):
     Args:
         dims: of the residual stream, C.
         heads: sizes.
-        norm: of its input; it belongs to the layer.
+        norm: of its input, if any; it belongs to the layer.
         eps: of the norm of its heads.
+        gate: of its output.
+        residual: whether the stream is added to the output.
     """
 
-    def __init__(self, dims: int, heads: DeltaGeometry, norm: RMSNorm, eps: float) -> None:
+    def __init__(
+        self,
+        dims: int,
+        heads: DeltaGeometry,
+        norm: RMSNorm | None,
+        eps: float,
+        *,
+        gate: OutputGate = "silu",
+        residual: bool = True,
+    ) -> None:
         super().__init__()
+        self._gate: OutputGate = gate
         Hv = heads.num_value_heads
         self.in_proj_qkv = Linear(dims, heads.channels)
         self.in_proj_z = Linear(dims, heads.values)
@@ -129,11 +141,13 @@ class DeltaNet(nn.Module):
         inputs = [self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a]
         self.project = NormedProjections(norm, inputs)
         self.step = DeltaNetStep(heads, self.weights)
-        self.output = ProjectedResidual(self.out_proj)
+        self.output = ProjectedResidual(self.out_proj) if residual else None
+        self.project_output = None if residual else NormedProjections(None, [self.out_proj])
 
     def weights(self) -> DeltaWeights:
         """What the step needs, as kernels take it."""
-        return DeltaWeights(self.conv1d.weight, self.A_log, self.dt_bias, self.norm.value)
+        norm = self.norm.value
+        return DeltaWeights(self.conv1d.weight, self.A_log, self.dt_bias, norm, self._gate)
 
     def __call__(
         self, h: mx.array, cache: StateStore, phase: Phase, *, record: bool = False
@@ -141,4 +155,7 @@ class DeltaNet(nn.Module):
         """Advance the stream h [T, C]; the row inputs come with it where `record` asks."""
         qkv, z, b, a = self.project(h, phase)  # [T, channels], [T, Hv * Dv], [T, Hv] twice
         y, rows = self.step(DeltaInputs(qkv, z, b, a), cache, phase, record=record)
-        return self.output(y, h, phase), rows
+        if self.output is not None:
+            return self.output(y, h, phase), rows
+        assert self.project_output is not None
+        return self.project_output(y, phase)[0], rows

@@ -13,7 +13,7 @@ from turbospark.kernels.experts import (
 )
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import KernelSet, MixExperts, SharedRows
-from turbospark.kernels.weights import Activation, ClampedSwiGLU, ExpertWeights
+from turbospark.kernels.weights import Activation, ClampedSwiGLU, ExpertWeights, Norm
 from turbospark.nn.linear import Linear, Matrix, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections
@@ -72,13 +72,13 @@ class PlainRouter:
     """A router that is a matrix [E, C] of the layer, with or without a bias.
 
     Attributes:
-        norm: of its input.
+        norm: of its input, or None where it comes normed.
         proj: the matrix.
         expert_scale: [E], a constant that the experts' weights are multiplied by, or None.
         groups: which experts a row may be sent to; None where it is all of them.
     """
 
-    norm: RMSNorm
+    norm: RMSNorm | None
     proj: Linear
     expert_scale: mx.array | None = None
     groups: ExpertGroups | None = None
@@ -114,7 +114,7 @@ class RoutedExperts(Unit):
         *,
         top_k: int,
         activation: Activation | ClampedSwiGLU,
-        norm: RMSNorm,
+        norm: RMSNorm | None,
         renormalise: bool = True,
         post_norm: RMSNorm | None = None,
         shared: SharedExpert | None = None,
@@ -145,7 +145,7 @@ class RoutedExperts(Unit):
 
     def bind(self, kernels: KernelSet) -> None:
         self._scores.bind(kernels)
-        self._run = kernels.routed_experts(self._norm.value, self._weights())
+        self._run = kernels.routed_experts(_value(self._norm), self._weights())
         self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
@@ -169,7 +169,9 @@ class RoutedExperts(Unit):
         ids, weights = route_reference(
             scores, experts.top_k, experts.scale, renormalise=experts.renormalise
         )
-        out = mix_experts_reference(rms_norm_reference(h, self._norm.value), ids, weights, experts)
+        out = mix_experts_reference(
+            rms_norm_reference(h, _value(self._norm)), ids, weights, experts
+        )
         return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
 
     def _weights(self) -> ExpertWeights:
@@ -184,6 +186,10 @@ class RoutedExperts(Unit):
             self._renormalise,
             self._router.expert_scale,
         )
+
+
+def _value(norm: RMSNorm | None) -> Norm | None:
+    return None if norm is None else norm.value
 
 
 def _bias(matrix: Matrix) -> mx.array | None:

@@ -112,7 +112,7 @@ def delta_net(
     q, k, v, decay, beta, new_tail = delta_filter(inputs, tail, heads, weights, target)
     cut = scan or scan_geometry(target.name, heads)
     x, new_S = delta_scan(S, q, (k, v, decay, beta), target, cut)
-    y = delta_gate(x, inputs.z, weights.norm, target)
+    y = delta_gate(x, inputs.z, weights, target)
     rows = DeltaRows(state, inputs.qkv, k, v, decay, beta, fold_on(target)) if record else None
     return y, (new_tail, new_S), rows
 
@@ -148,6 +148,7 @@ def _in_one_launch(
             "QUADS": quads,
             "HELD": held,
             "TURNS": -(-sets // held),
+            "SILU": weights.gate == "silu",
             "SIMDGROUPS": SIMDGROUPS,
         },
         grid=(Hv * 32 * SIMDGROUPS, 1, 1),

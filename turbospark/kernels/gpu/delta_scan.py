@@ -12,7 +12,7 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.delta_net import DeltaRows, Fold
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs
-from turbospark.kernels.weights import DeltaWeights, Norm
+from turbospark.kernels.weights import DeltaWeights
 
 HELPERS = ("delta.h",)
 PROJECTED = ("qkv", "b", "a", "tail", "conv", "log_rate", "dt_bias")
@@ -144,19 +144,25 @@ def delta_scan(
     )
 
 
-def delta_gate(x: mx.array, z: mx.array, norm: Norm, target: GpuTarget) -> mx.array:
-    """rms_norm(x) * silu(z), head by head: x [T, Hv, Dv] float32, z [T, Hv * Dv].
+def delta_gate(x: mx.array, z: mx.array, weights: DeltaWeights, target: GpuTarget) -> mx.array:
+    """rms_norm(x) * gate(z), head by head: x [T, Hv, Dv] float32, z [T, Hv * Dv].
 
     Raises:
         ShapeError: the norm has no weight.
     """
-    T, Hv, Dv = x.shape
+    (T, Hv, Dv), norm = x.shape, weights.norm
     if norm.weight is None:
         raise ShapeError("delta_net has no body for a norm without a weight")
     (y,) = GATE(
         target,
         [x, z, norm.weight, constant(norm.eps)],
-        template={"T": z.dtype, "HV": Hv, "DV": Dv, "SIMDGROUPS": SIMDGROUPS},
+        template={
+            "T": z.dtype,
+            "HV": Hv,
+            "DV": Dv,
+            "SIMDGROUPS": SIMDGROUPS,
+            "SILU": weights.gate == "silu",
+        },
         grid=(-(-T * Hv // SIMDGROUPS) * 32 * SIMDGROUPS, 1, 1),
         threadgroup=(32 * SIMDGROUPS, 1, 1),
         outputs=[((T, Hv * Dv), z.dtype)],

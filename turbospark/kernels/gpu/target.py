@@ -113,9 +113,9 @@ class GpuKernels:
             return None
         return bind_delta_net(heads, weights, self._target)
 
-    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+    def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
-        if "routed_experts" not in self._enabled:
+        if "routed_experts" not in self._enabled or norm is None:
             return None
         return self._experts.bind(norm, experts)
 

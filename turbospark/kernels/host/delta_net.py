@@ -28,6 +28,7 @@ class _Plan(ctypes.Structure):
         ("dt_bias", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
         ("eps", ctypes.c_float),
+        ("sigmoid_gate", ctypes.c_int32),
     )
 
 
@@ -55,7 +56,8 @@ class DeltaStep:
         ]
         sizes = (heads.num_key_heads, heads.num_value_heads, heads.key_dim, heads.value_dim)
         arrays = (None if array is None else address(array) for array in self._kept)
-        self._plan = _Plan(host.threads, *sizes, heads.taps, *arrays, weights.norm.eps)
+        gate = weights.gate == "sigmoid"
+        self._plan = _Plan(host.threads, *sizes, heads.taps, *arrays, weights.norm.eps, gate)
         self._plan_at = ctypes.addressof(self._plan)
         Hk, Hv = heads.num_key_heads, heads.num_value_heads
         self._plain = Outputs((heads.values,))

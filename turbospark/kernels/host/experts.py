@@ -40,7 +40,9 @@ class _Plan(ctypes.Structure):
 class ExpertMix:
     """`routed_experts`."""
 
-    def __init__(self, host: Host, products: Products, norm: Norm, experts: ExpertWeights) -> None:
+    def __init__(
+        self, host: Host, products: Products, norm: Norm | None, experts: ExpertWeights
+    ) -> None:
         weights = [experts.gate, experts.up, experts.down]
         self._stacks = HostStacks(host, products, weights, experts.biases)
         self._norm = HostNorm(norm)

@@ -98,7 +98,7 @@ class HostKernels:
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return DeltaStep(self._host, heads, weights)
 
-    def routed_experts(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
+    def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         weights = (experts.gate, experts.up, experts.down)
         if not all(is_supported(weight, dimensions=3) for weight in weights):
             return None

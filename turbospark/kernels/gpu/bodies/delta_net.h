@@ -146,7 +146,7 @@ for (int m = simdgroup; m < M; m += SIMDGROUPS) {
     if (d < DV) {
       const float gate = static_cast<float>(z[m * static_cast<int>(z_strides[0]) + head * DV + d]);
       const float normed = x.v[i] * scale * static_cast<float>(norm_weight[d]);
-      y[(m * HV + head) * DV + d] = static_cast<T>(normed * (gate * sigmoid_of(gate)));
+      y[(m * HV + head) * DV + d] = static_cast<T>(normed * ((SILU ? gate : 1.0f) * sigmoid_of(gate)));
     }
   }
 }

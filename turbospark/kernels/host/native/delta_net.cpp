@@ -259,7 +259,7 @@ class Delta {
     if (whole < p_.key_dim) each(whole, p_.key_dim - whole);
   }
 
-  // out = norm(y) * silu(z), one head of one row.
+  // out = norm(y) * gate(z), one head of one row.
   void finish(const Rows& rows, int64_t t, int64_t head) const {
     const int64_t at = t * p_.values() + head * p_.value_dim;
     float* out = c_.out + at;
@@ -267,7 +267,9 @@ class Delta {
     norm_row(Norm{p_.norm, p_.eps}, rows.y.at(t, head), p_.value_dim, out);
     for (int j = 0; j < p_.value_dim; j += LANES) {
       const int some = std::min(LANES, p_.value_dim - j);
-      const F gate = activate(SILU, load_first(z + j, some));
+      const F opened = load_first(z + j, some);
+      const F gate = p_.sigmoid_gate ? splat(1.0f) / (exponential(-opened) + 1.0f)
+                                     : activate(SILU, opened);
       store_first(out + j, load_first(out + j, some) * gate, some);
     }
   }

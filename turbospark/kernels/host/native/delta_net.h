@@ -18,6 +18,7 @@ struct DeltaPlan {
   const float* dt_bias;  // [value_heads]
   const float* norm;     // [value_dim], or null
   float eps;
+  int32_t sigmoid_gate;  // z becomes sigmoid(z), else silu(z)
 
   int64_t keys() const { return (int64_t)key_heads * key_dim; }
   int64_t values() const { return (int64_t)value_heads * value_dim; }
