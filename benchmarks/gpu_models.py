@@ -1,5 +1,6 @@
-"""Random models of real shapes, each built twice over the same INT4 arrays: ours and mlx-lm's."""
+"""Random models of real shapes, each built twice over the same arrays: ours and mlx-lm's."""
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
@@ -22,119 +23,10 @@ from turbospark.registry import resolve_family
 from turbospark.settings import KernelPolicy
 
 GROUP_SIZE = 64
-DTYPE = mx.bfloat16
+MXFP4 = {"group_size": 32, "bits": 4, "mode": "mxfp4"}
 _PATH = Path("config.json")
-
-_LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "head_dim": 128,
-    "num_key_value_heads": 8,
-    "vocab_size": 128_256,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500_000.0,
-}
-_QWEN: dict[str, Any] = {
-    "head_dim": 256,
-    "vocab_size": 248_320,
-    "max_position_embeddings": 262_144,
-    "rms_norm_eps": 1e-6,
-    "full_attention_interval": 4,
-    "linear_num_key_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e7,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [11, 11, 10],
-        "mrope_interleaved": True,
-    },
-}
-_GEMMA: dict[str, Any] = {
-    "hidden_size": 2816,
-    "num_hidden_layers": 30,
-    "intermediate_size": 2112,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": 2,
-    "attention_k_eq_v": True,
-    "sliding_window": 1024,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
-    "hidden_size_per_layer_input": 0,
-    "num_kv_shared_layers": 0,
-    "use_double_wide_mlp": False,
-    "enable_moe_block": True,
-    "num_experts": 128,
-    "top_k_experts": 8,
-    "moe_intermediate_size": 704,
-    "final_logit_softcapping": 30.0,
-    "vocab_size": 262_144,
-    "vocab_size_per_layer_input": 262_144,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-6,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "tie_word_embeddings": True,
-}
-
-SHAPES: Mapping[str, dict[str, Any]] = {
-    "llama-1B": _LLAMA
-    | {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-        "num_attention_heads": 32, "head_dim": 64, "tie_word_embeddings": True,
-    },
-    "llama-8B": _LLAMA
-    | {
-        "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "tie_word_embeddings": False,
-    },
-    "qwen3_5-4B": _QWEN
-    | {
-        "model_type": "qwen3_5", "hidden_size": 2560, "intermediate_size": 9216,
-        "num_hidden_layers": 32, "num_attention_heads": 16, "num_key_value_heads": 4,
-        "linear_num_value_heads": 32, "tie_word_embeddings": True,
-    },
-    "qwen3_5-27B": _QWEN
-    | {
-        "model_type": "qwen3_5", "hidden_size": 5120, "intermediate_size": 17_408,
-        "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4,
-        "linear_num_value_heads": 48, "tie_word_embeddings": False,
-    },
-    "qwen3_5-35B-A3B": _QWEN
-    | {
-        "model_type": "qwen3_5_moe", "hidden_size": 2048, "intermediate_size": 512,
-        "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2,
-        "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8,
-        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-        "tie_word_embeddings": False,
-    },
-    "gemma4-26B-A4B": {"model_type": "gemma4", "tie_word_embeddings": True, "text_config": _GEMMA},
-}  # fmt: skip
-"""Shape name to the config.json of a checkpoint of it."""
-
-TINY: Mapping[str, Any] = _LLAMA | {
-    "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512,
-    "tie_word_embeddings": False,
-}  # fmt: skip
-"""What a CPU runs within seconds, to see that a script works."""
-
-
-def shrunk(config: Mapping[str, Any], layers: int, vocab_size: int = 1024) -> dict[str, Any]:
-    """A shape cut to its first layers and a small vocabulary."""
-    small = dict(config)
-    for part in (small, small.get("text_config")):
-        if part is not None and "num_hidden_layers" in part:
-            part |= {"num_hidden_layers": layers, "vocab_size": vocab_size}
-            if "layer_types" in part:
-                part["layer_types"] = part["layer_types"][:layers]
-    if "text_config" in small:
-        small["text_config"] = dict(small["text_config"])
-        small["vocab_size"] = vocab_size
-    return small
+_EXPERTS = (".experts.", ".switch_mlp.", ".switch_glu.")
+_WIDE = ("mlp.gate", "shared_expert_gate", "router.proj", "router")
 
 
 @dataclass
@@ -143,31 +35,54 @@ class Pair:
 
     ours: CausalModel
     theirs: Any
-    kernels: KernelSet
-    bodies: dict[str, int]
     arrays: dict[str, mx.array]
     """Every weight by mlx-lm's name."""
 
+    def bind(self, policy: KernelPolicy | None = None) -> tuple[KernelSet, dict[str, int]]:
+        """Give our model its kernels; a GPU compiles them here."""
+        kernels = choose_kernels(policy or KernelPolicy())
+        return kernels, bind_units(cast("nn.Module", self.ours), kernels)
 
-def build_pair(config: Mapping[str, Any], policy: KernelPolicy | None = None) -> Pair:
-    """Draw weights in the layout of MLX 4-bit checkpoints and give them to both."""
-    theirs, arrays, quantization = _mlx_lm_model(config)
-    weights = dict(arrays)
+
+def build_pair(config: Mapping[str, Any], dtype: mx.Dtype = mx.bfloat16) -> Pair:
+    """Draw weights in the layout of MLX's 4-bit checkpoints and give them to both.
+
+    Args:
+        config: of one of the shapes.
+        dtype: of everything that is not a code.
+    """
+    theirs, arrays, quantization = _mlx_lm_model(config, dtype)
     family = resolve_family(config["model_type"])
     ours = build_model(family, normalise(dict(config), _PATH), _PATH)
     install_weights(
-        ours, sanitized(ours, weights, quantization, _PATH), "random weights", Handling(False)
+        ours, sanitized(ours, dict(arrays), quantization, _PATH), "random weights", Handling(False)
     )
-    kernels = choose_kernels(policy or KernelPolicy())
-    bodies = bind_units(ours, kernels)
-    return Pair(cast("CausalModel", ours), theirs, kernels, bodies, arrays)
+    return Pair(cast("CausalModel", ours), theirs, arrays)
 
 
-def _mlx_lm_model(config: Mapping[str, Any]) -> tuple[Any, dict[str, mx.array], dict[str, Any]]:
-    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
+def active_bytes(arrays: Mapping[str, mx.array], config: Mapping[str, Any]) -> int:
+    """Weight bytes that one token reads."""
+    text = config.get("text_config", config)
+    counts = (text.get(f"num_{word}experts") for word in ("", "local_"))
+    experts = next((count for count in counts if count), None) or text.get("n_routed_experts")
+    top_k = text.get("num_experts_per_tok") or text.get("top_k_experts")
+    total = 0
+    for path, array in arrays.items():
+        if ".embed" in path and not config.get("tie_word_embeddings"):
+            continue
+        is_expert = any(part in path for part in _EXPERTS)
+        total += array.nbytes * top_k // experts if is_expert else array.nbytes
+    return total
+
+
+def _mlx_lm_model(
+    config: Mapping[str, Any], dtype: mx.Dtype
+) -> tuple[Any, dict[str, mx.array], dict[str, Any]]:
+    kind = config["model_type"]
+    module = importlib.import_module(f"mlx_lm.models.{kind}")
     wrapped = dict(config)
-    if config["model_type"].startswith("qwen3_5"):
-        wrapped = {"model_type": config["model_type"], "text_config": dict(config)}
+    if kind.startswith("qwen3_5"):
+        wrapped = {"model_type": kind, "text_config": dict(config)}
     model = module.Model(module.ModelArgs.from_dict(wrapped))
     predicate: Callable[[str, Any], Any] = getattr(model, "quant_predicate", None) or _always
     overrides: dict[str, Any] = {}
@@ -175,20 +90,19 @@ def _mlx_lm_model(config: Mapping[str, Any]) -> tuple[Any, dict[str, mx.array], 
     def quantized(path: str, layer: Any) -> Any:
         if not hasattr(layer, "to_quantized") or layer.weight.shape[-1] % GROUP_SIZE:
             return False
-        wish = predicate(path, layer)
+        wish = MXFP4 if kind == "gpt_oss" and ".experts." in path else predicate(path, layer)
         if isinstance(wish, dict):
             overrides[path] = wish
         return wish
 
     nn.quantize(model, GROUP_SIZE, 4, class_predicate=quantized)
-    mx.random.seed(7)
+    draw = _Draw(dtype)
     arrays: dict[str, mx.array] = {}
-    for number, (name, array) in enumerate(tree_flatten(model.parameters())):
-        arrays[name] = _drawn(name, array, number)
+    for name, array in tree_flatten(model.parameters()):
+        arrays[name] = draw(name, array)
         mx.eval(arrays[name])  # one by one, so that few temporaries live at a time
     model.load_weights(list(arrays.items()))
     model.eval()
-    mx.eval(model.parameters())
     return model, arrays, {"group_size": GROUP_SIZE, "bits": 4, **overrides}
 
 
@@ -196,50 +110,74 @@ def _always(_path: str, _layer: Any) -> bool:
     return True
 
 
-def _drawn(name: str, like: mx.array, number: int) -> mx.array:
-    """Values that keep a deep random stack finite and its logits apart."""
-    shape, leaf = like.shape, name.rsplit(".", 1)[-1]
-    if like.dtype == mx.uint32:
-        return _hashed(mx.array(number, mx.uint32), shape)
-    if leaf == "scales":
-        # Codes are uniform: their deviation times the scale gives rows of unit gain.
-        return (mx.random.uniform(0.9, 1.1, shape) * _scale(shape, name)).astype(DTYPE)
-    if leaf == "biases":
-        levels = 255 if _is_wide(name) else 15
-        return mx.full(shape, -levels / 2 * _scale(shape, name)).astype(DTYPE)
-    if leaf == "A_log":
-        return mx.log(mx.random.uniform(1.0, 16.0, shape)).astype(mx.float32)
-    if leaf == "layer_scalar":
-        return mx.ones(shape, DTYPE)
-    if "norm" in name or leaf in {"scale", "per_expert_scale"}:
-        return mx.random.uniform(0.9, 1.1, shape).astype(DTYPE)
-    return (mx.random.normal(shape) * 0.3).astype(DTYPE)
+class _Draw:
+    """Values that keep a deep random stack finite and its logits apart, drawn as they are stored.
+
+    Codes are uniform. Their deviation times the scale gives rows of unit gain, or half of it.
+    """
+
+    def __init__(self, dtype: mx.Dtype) -> None:
+        self._dtype = dtype
+        self._count = 0
+
+    def __call__(self, name: str, like: mx.array) -> mx.array:
+        shape, leaf = like.shape, name.rsplit(".", 1)[-1]
+        if like.dtype == mx.uint32:
+            return self._bits(shape)
+        if like.dtype == mx.uint8:
+            # Of values with a deviation of 2.93, each times two to the power of scale - 127.
+            power = round(math.log2(0.5 / 2.93 / (shape[-1] * MXFP4["group_size"]) ** 0.5))
+            return mx.full(shape, 127 + power, mx.uint8)
+        values = self._floats(name, leaf, shape)
+        return values.astype(mx.float32 if leaf == "A_log" else self._dtype)
+
+    def _floats(self, name: str, leaf: str, shape: tuple[int, ...]) -> mx.array:
+        if leaf == "scales":
+            return self._between(0.9, 1.1, shape) * _scale(shape, name)
+        if leaf == "biases":
+            return mx.full(shape, -(255 if _is_wide(name) else 15) / 2 * _scale(shape, name))
+        if leaf == "A_log":
+            return mx.log(self._between(1.0, 16.0, shape))
+        if leaf == "layer_scalar":
+            return mx.ones(shape)
+        if "norm" in name or leaf in {"scale", "per_expert_scale"}:
+            return self._between(0.9, 1.1, shape)
+        bound = 0.5 if len(shape) != 2 else 2 * shape[-1] ** -0.5
+        return self._between(-bound, bound, shape)
+
+    def _between(self, low: float, high: float, shape: tuple[int, ...]) -> mx.array:
+        return low + (high - low) / 2**32 * self._bits(shape).astype(mx.float32)
+
+    def _bits(self, shape: tuple[int, ...]) -> mx.array:
+        self._count += 1
+        places = mx.arange(math.prod(shape), dtype=mx.uint32)
+        return _mixer()(mx.array(self._count, mx.uint32), places).reshape(shape)
 
 
-def _odd(factor: int) -> mx.array:
-    return mx.array(factor, mx.uint32)
+@functools.cache
+def _mixer() -> Callable[[mx.array, mx.array], mx.array]:
+    """32 bits a place: a multiplicative hash, as good as random for codes and far quicker.
 
+    One graph for all sizes, so that a GPU compiles it once.
+    """
+    factors = [mx.array(value, mx.uint32) for value in (2654435761, 374761393)]
+    rounds = [(15, mx.array(2246822519, mx.uint32)), (13, mx.array(3266489917, mx.uint32))]
 
-@mx.compile
-def _mixed(seed: mx.array, places: mx.array) -> mx.array:
-    """32 bits a place: a multiplicative hash, as good as random for codes and far quicker."""
-    bits = places * _odd(2654435761) + seed * _odd(374761393)
-    for shift, factor in ((15, 2246822519), (13, 3266489917)):
-        bits = (bits ^ (bits >> shift)) * _odd(factor)
-    return bits ^ (bits >> 16)
+    def mixed(seed: mx.array, places: mx.array) -> mx.array:
+        bits = places * factors[0] + seed * factors[1]
+        for shift, factor in rounds:
+            bits = (bits ^ (bits >> shift)) * factor
+        return bits ^ (bits >> 16)
 
-
-def _hashed(seed: mx.array, shape: tuple[int, ...]) -> mx.array:
-    return _mixed(seed, mx.arange(math.prod(shape), dtype=mx.uint32)).reshape(shape)
+    return cast("Callable[[mx.array, mx.array], mx.array]", mx.compile(mixed, shapeless=True))
 
 
 def _is_wide(name: str) -> bool:
-    path = name.rsplit(".", 1)[0]
-    return path.endswith(("mlp.gate", "shared_expert_gate", "router.proj"))
+    return name.rsplit(".", 1)[0].endswith(_WIDE)
 
 
 def _scale(shape: tuple[int, ...], name: str) -> float:
     width = shape[-1] * GROUP_SIZE
     deviation = (256 if _is_wide(name) else 16) / 12**0.5
-    gain = 1.0 if "embed_tokens" in name else 0.5
+    gain = 1.0 if ".embed" in name else 0.5
     return gain / deviation / width**0.5

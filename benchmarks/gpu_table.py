@@ -21,12 +21,13 @@ class Rate:
     """Rows of a pass."""
     context: int
     ours_ms: float
-    theirs_ms: float
+    theirs_ms: float | None
+    """None where mlx-lm was left out."""
     gbytes: float = 0.0
 
     @property
-    def ratio(self) -> float:
-        return self.theirs_ms / self.ours_ms
+    def ratio(self) -> str:
+        return "-" if self.theirs_ms is None else f"{self.theirs_ms / self.ours_ms:.2f}x"
 
     @property
     def terabytes(self) -> float:
@@ -37,10 +38,13 @@ class Rate:
         what = f"{self.kind} {self.count} @{self.context}"
         rate = 1e3 * self.count / self.ours_ms
         share = f"{self.terabytes:5.2f} TB/s {100 * self.terabytes / bandwidth:3.0f} %"
+        beside = ""
+        if self.theirs_ms is not None:
+            beside = f"  mlx-lm {self.theirs_ms:9.3f} ms  {self.ratio:>6s}"
         return (
-            f"  {what:18s} {self.ours_ms:9.3f} ms {rate:10.1f} tok/s  mlx-lm "
-            f"{self.theirs_ms:9.3f} ms  {self.ratio:5.2f}x  {share if self.gbytes else ''}"
-        )
+            f"  {what:18s} {self.ours_ms:9.3f} ms {rate:10.1f} tok/s{beside}  "
+            f"{share if self.gbytes else ''}"
+        ).rstrip()
 
 
 @dataclass
@@ -87,7 +91,7 @@ class Part:
         """Cells of the table, a row a context."""
         wide = [r for r in self.rates if r.kind == "prefill"]
         prefill = ", ".join(
-            f"{r.count}: {1e3 * r.count / r.ours_ms:.0f} tok/s, {r.ratio:.2f}x" for r in wide
+            f"{r.count}: {1e3 * r.count / r.ours_ms:.0f} tok/s, {r.ratio}" for r in wide
         )
         for place, rate in enumerate(r for r in self.rates if r.kind == "decode"):
             costs = [self.cost(r) for r in self.rates if r.context == rate.context]
@@ -96,8 +100,8 @@ class Part:
                 self.shape,
                 str(rate.context),
                 f"{1e3 / rate.ours_ms:.1f}",
-                f"{1e3 / rate.theirs_ms:.1f}",
-                f"{rate.ratio:.2f}x",
+                "-" if rate.theirs_ms is None else f"{1e3 / rate.theirs_ms:.1f}",
+                rate.ratio,
                 f"{rate.terabytes:.2f}",
                 f"{100 * rate.terabytes / self.bandwidth:.0f}",
                 verify,
