@@ -75,4 +75,5 @@ def vector_product(
         grid=(32, groups * cut.simdgroups, 1),
         threadgroup=(32, cut.simdgroups, 1),
         outputs=product.outputs(x),
+        bundle=product.bundle,
     )

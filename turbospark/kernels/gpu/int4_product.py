@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.activations import activate_reference
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.kernel import Kernel, constant
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
@@ -38,6 +39,7 @@ class Int4Product:
         softcap: every result v becomes softcap * tanh(v / softcap), or None.
         residual: whether [M, N] is added to the only result.
         dtype: of the results; by default that of x.
+        bundle: where weights, norm and numbers lie side by side, or None.
     """
 
     weights: tuple[QuantizedWeight, ...]
@@ -47,6 +49,7 @@ class Int4Product:
     softcap: float | None = None
     residual: bool = False
     dtype: mx.Dtype | None = None
+    bundle: Bundle | None = None
 
     @property
     def inner(self) -> int:
@@ -76,14 +79,27 @@ class Int4Product:
     def inputs(self, x: mx.array, residual: mx.array | None) -> list[mx.array]:
         """Arrays in the order of the kernel's names; what is absent is stood in for."""
         weight = None if self.norm is None else self.norm.weight
-        eps = 0.0 if self.norm is None else self.norm.eps
-        numbers = constant((eps, 0.0 if self.softcap is None else self.softcap))
-        arrays = [x, x if weight is None else weight, numbers, x if residual is None else residual]
+        arrays = [x, x if weight is None else weight, self._numbers()]
+        arrays.append(x if residual is None else residual)
         stand_in = next((bias for bias in self.biases if bias is not None), x)
         for w, bias in zip(self.weights, self.biases, strict=True):
             offsets = w.scales if w.biases is None else w.biases
             arrays += [w.codes, w.scales, offsets, stand_in if bias is None else bias]
         return arrays
+
+    def bundled(self) -> "Int4Product":
+        """The same with its arrays in a bundle: matrices move there, the rest is copied."""
+        moved = [array for w in self.weights for array in (w.codes, w.scales, w.biases)]
+        copied = [self._numbers(), *self.biases, None if self.norm is None else self.norm.weight]
+        bundle = Bundle.of(
+            [array for array in moved if array is not None],
+            [array for array in copied if array is not None],
+        )
+        return replace(self, bundle=bundle)
+
+    def _numbers(self) -> mx.array:
+        eps = 0.0 if self.norm is None else self.norm.eps
+        return constant((eps, 0.0 if self.softcap is None else self.softcap))
 
     def outputs(self, x: mx.array) -> list[tuple[tuple[int, ...], mx.Dtype]]:
         """Shapes and dtypes of the results."""

@@ -12,6 +12,8 @@ import mlx.core as mx
 
 from turbospark.errors import KernelError
 from turbospark.kernels.device import on_cpu
+from turbospark.kernels.gpu.bundle import Bundle
+from turbospark.kernels.gpu.wiring import Wiring, facts_of
 
 MAX_BINDINGS = 31
 MAX_THREADS = 256  # of a threadgroup: a pipeline's own limit follows its registers
@@ -90,12 +92,18 @@ class Kernel:
         folder = f"bodies/{self.only}" if self.only else "bodies"
         return f"{folder}/{self.body or self.name}.h"
 
-    def source_for(self, target: GpuTarget) -> str:
-        """The body as MLX gets it: its text, or its path with the names that MLX looks for."""
+    def source_for(self, target: GpuTarget, wiring: Wiring | None = None) -> str:
+        """The body as MLX gets it: its text, or its path with the names that MLX looks for.
+
+        Args:
+            target: where.
+            wiring: where it finds its inputs; by default each is an argument.
+        """
+        opening = "" if wiring is None else wiring.declarations(self.inputs)
         if not target.by_path:
-            return self.source
-        facts = [f"{name}_{fact}" for name in self.inputs for fact in ("shape", "strides", "ndim")]
-        return _part(self.path, target) + f"// {[fact for fact in facts if fact in self.source]}\n"
+            return opening + self.source
+        facts = [fact for name in self.inputs for fact in facts_of(name) if fact in self.source]
+        return opening + _part(self.path, target) + f"// {facts}\n"
 
     def header(self, target: GpuTarget) -> str:
         """What precedes the body on a target."""
@@ -115,6 +123,7 @@ class Kernel:
         threadgroup: Triple,
         outputs: Sequence[tuple[tuple[int, ...], mx.Dtype]],
         shared_bytes: int = 0,
+        bundle: Bundle | None = None,
     ) -> list[mx.array]:
         """Launch.
 
@@ -128,18 +137,25 @@ class Kernel:
             outputs: shape and dtype of each output.
             shared_bytes: memory of a threadgroup that the body sizes itself; CUDA only. It follows
                 from the template.
+            bundle: inputs that are in there are read from there, and are no arguments.
 
         Raises:
             KernelError: the launch breaks a rule of the bodies.
         """
         self._check(inputs, template, grid, threadgroup)
-        launch = _build(self, target, shared_bytes)
+        strided = [any(fact in self.source for fact in facts_of(name)) for name in self.inputs]
+        wiring = Wiring.of(inputs, bundle, strided)
+        launch = _build(self, target, shared_bytes, wiring)
         # On CUDA a built kernel is found by its name and template alone, so types belong there.
         types = {f"TYPE_{name}": x.dtype for name, x in zip(self.inputs, inputs, strict=True)}
         return list(
             launch(
-                inputs=list(inputs),
-                template=[*template.items(), *types.items()],
+                inputs=wiring.passed(inputs, bundle),
+                template=[
+                    *template.items(),
+                    *types.items(),
+                    *wiring.values(self.inputs, inputs, bundle).items(),
+                ],
                 grid=grid,
                 threadgroup=threadgroup,
                 output_shapes=[shape for shape, _ in outputs],
@@ -220,13 +236,15 @@ def strip_comments(text: str) -> str:
 
 
 @functools.cache
-def _build(kernel: Kernel, target: GpuTarget, shared_bytes: int) -> Callable[..., Any]:
+def _build(
+    kernel: Kernel, target: GpuTarget, shared_bytes: int, wiring: Wiring
+) -> Callable[..., Any]:
     shared = {"shared_memory": shared_bytes} if shared_bytes else {}
     return target.builder(
         name=kernel.name,
-        input_names=list(kernel.inputs),
+        input_names=wiring.names(kernel.inputs),
         output_names=list(kernel.outputs),
-        source=kernel.source_for(target),
+        source=kernel.source_for(target, wiring),
         header=kernel.header(target),
         ensure_row_contiguous=not kernel.takes_strides,
         **shared,

@@ -99,6 +99,7 @@ class Products:
         )
 
         if form is not None:
+            product = product.bundled()
             self._body(product, mx.zeros((1, product.inner), quantized[0].scales.dtype))
 
         def run(x: mx.array, added: mx.array | None, phase: Phase) -> list[mx.array] | None:
