@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.delta_net import DeltaRows, check_delta_weights
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.delta_scan import (
     HELPERS,
     PROJECTED,
@@ -84,6 +85,7 @@ def delta_net(
     record: bool = False,
     target: GpuTarget,
     scan: ScanGeometry | None = None,
+    bundle: Bundle | None = None,
 ) -> tuple[mx.array, DeltaState, DeltaRows | None]:
     """Fold T rows into the state of a delta-net layer.
 
@@ -98,6 +100,7 @@ def delta_net(
         record: whether the row inputs are returned.
         target: where.
         scan: by default `scan_geometry`'s.
+        bundle: where the layer's weights lie side by side, if they do.
 
     Returns:
         [T, Hv * Dv] in the dtype of the projections, the new state, the row inputs if asked for.
@@ -107,7 +110,7 @@ def delta_net(
     """
     _check(inputs, state, heads, weights)
     if inputs.qkv.shape[0] <= rows_at_once(heads):
-        return _in_one_launch(inputs, state, heads, weights, record, target)
+        return _in_one_launch(inputs, state, heads, weights, record, target, bundle)
     tail, S = state
     q, k, v, decay, beta, new_tail = delta_filter(inputs, tail, heads, weights, target)
     cut = scan or scan_geometry(target.name, heads)
@@ -124,6 +127,7 @@ def _in_one_launch(
     weights: DeltaWeights,
     record: bool,
     target: GpuTarget,
+    bundle: Bundle | None,
 ) -> tuple[mx.array, DeltaState, DeltaRows | None]:
     (tail, S), qkv = state, inputs.qkv
     T, Hv = qkv.shape[0], heads.num_value_heads
@@ -159,6 +163,7 @@ def _in_one_launch(
             (tail.shape, mx.float32),
             *(recorded(T, heads) if record else []),
         ],
+        bundle=bundle,
     )
     y, new_S, new_tail = made[:3]
     rows = None
@@ -197,11 +202,13 @@ def bind_delta_net(
     if not takes(heads, weights) or not _runs(heads, target):
         return None
     whole = replace(weights, conv=mx.contiguous(weights.conv))
+    fixed = [whole.conv, whole.log_rate, whole.dt_bias, _norm_weight(whole)]
+    bundle = Bundle.of([], [*fixed, constant(whole.norm.eps)])
 
     def run(
         inputs: DeltaInputs, state: DeltaState, phase: Phase, record: bool
     ) -> tuple[mx.array, DeltaState, RowInputs | None]:
-        return delta_net(inputs, state, heads, whole, record=record, target=target)
+        return delta_net(inputs, state, heads, whole, record=record, target=target, bundle=bundle)
 
     return run
 
