@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from turbospark.errors import ConfigError, UnsupportedError
 from turbospark.kernels.rope import Rope
@@ -18,7 +18,7 @@ from turbospark.nn.config import (
     read_config,
     refuse,
 )
-from turbospark.nn.rope import read_rope
+from turbospark.nn.rope import read_rope, without_axes
 
 LayerKind = Literal["linear_attention", "full_attention"]
 
@@ -139,25 +139,9 @@ def read_qwen3_5(raw: Mapping[str, Any]) -> Qwen3_5Config:
 
 
 def qwen3_5_rope(raw: Mapping[str, Any], config: Qwen3_5Config) -> Rope:
-    """The rotary embedding of text.
-
-    Images have three position axes, which share the frequencies among them (`mrope_*`); the three
-    positions of a text token are equal, so the sharing does not matter.
-    """
-    plain = dict(raw)
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(raw.get(key), Mapping):
-            plain[key] = _without_axes(cast("Mapping[str, Any]", raw[key]))
+    """The rotary embedding of text."""
     D, longest = config.head_dim, config.max_position_embeddings
-    return read_rope(plain, D, longest, share=SHARE)
-
-
-def _without_axes(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in parameters.items() if not name.startswith("mrope_")}
-    for name in ("type", "rope_type"):
-        if kept.get(name) == "mrope":
-            kept[name] = "default"
-    return kept
+    return read_rope(without_axes(raw), D, longest, share=SHARE)
 
 
 def _check_delta(config: Qwen3_5Config) -> None:

@@ -55,6 +55,17 @@ _QWEN3_5_MOE = _QWEN3_5 | {
     "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 11,
     "shared_expert_intermediate_size": 13, "tie_word_embeddings": True,
 }  # fmt: skip
+_QWEN4 = _LLAMA | {
+    "hidden_size": 8, "hc_count": 3, "hc_lowrank": 5, "num_hidden_layers": 4,
+    "full_attention_interval": 3, "linear_num_key_heads": 3, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 7, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4,
+    "output_gate_type": "sigmoid", "partial_rotary_factor": 0.6, "num_experts": 7,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 11, "shared_expert_intermediate_size": 13,
+    "indexer_n_heads": 3, "indexer_head_dim": 9, "indexer_budget": 6,
+    "indexer_compress_ratio": 3, "ple_layer_ids": [2, 4], "ple_embed_dim": 20, "ngram_size": 3,
+    "heads_per_ngram": 2, "ngram_vocab_size_base": 31, "make_ngram_vocab_size_divisible_by": 7,
+    "eos_token_id": 5,
+}  # fmt: skip
 _MUSE = _LLAMA | {
     "num_hidden_layers": 5, "sliding_window": WINDOW, "output_multiplier": 0.5,
     "final_logit_softcapping": 2.0, "post_norm_eps": 0.01,
@@ -86,6 +97,8 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3_5_moe": _QWEN3_5_MOE,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_text": _QWEN3_5,
+    "qwen4_exp": _QWEN4,
+    "qwen4_exp_text": _QWEN4,
     "spark2_5": _SPARK,
 }
 

@@ -10,7 +10,7 @@ from turbospark.caches.kv import KVCache
 from turbospark.caches.ring import RingCache
 from turbospark.errors import OptionError
 from turbospark.kernels.rms_norm import rms_norm_reference
-from turbospark.kernels.target import HeadGeometry
+from turbospark.kernels.target import HeadGeometry, Transform
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
 from turbospark.nn.projections import OutputHead, TokenEmbedding
 from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
@@ -40,9 +40,9 @@ class Sizes(Protocol):
 
 
 class Decoder(nn.Module):
-    """Table, layers and final norm: what checkpoints call `model`."""
+    """Table, layers and final norm, if there is one: what checkpoints call `model`."""
 
-    def __init__(self, config: Sizes, layers: Sequence[nn.Module], norm: RMSNorm) -> None:
+    def __init__(self, config: Sizes, layers: Sequence[nn.Module], norm: RMSNorm | None) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = list(layers)
@@ -72,7 +72,7 @@ class CausalLM(nn.Module):
         matrix: Embedding | Linear = decoder.embed_tokens
         if not config.tie_word_embeddings:
             self.lm_head = matrix = Linear(config.hidden_size, config.vocab_size)
-        self.head = OutputHead(decoder.norm, matrix, softcap=softcap, factor=factor)
+        self.head: Transform = OutputHead(decoder.norm, matrix, softcap=softcap, factor=factor)
 
     @property
     def vocab_size(self) -> int:
@@ -145,10 +145,11 @@ class CausalLM(nn.Module):
             rows: whose logits are wanted.
             phase: prefill or decode.
             taps: the stream after the layers asked for.
-            hidden: whether the final norm of every row is wanted.
+            hidden: whether the final norm of every row is wanted, or h where there is none.
             row_inputs: what recurrent layers noted.
         """
-        normed = rms_norm_reference(h, self.model.norm.value) if hidden else None
+        norm = self.model.norm
+        normed = rms_norm_reference(h, None if norm is None else norm.value) if hidden else None
         logits = None if rows == "none" else self.head(h[-1:] if rows == "last" else h, phase)
         return ForwardOutput(logits, taps, normed, row_inputs or {})
 

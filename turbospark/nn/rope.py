@@ -92,6 +92,27 @@ def read_rope(
     return Rope.build(kind, base, head_dim, partial_rotary_factor=share, **checked)
 
 
+def without_axes(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration whose RoPE does not say how the axes of an image's position share it.
+
+    Images have three position axes, which share the frequencies among them (`mrope_*`); the three
+    positions of a text token are equal, so the sharing does not matter.
+
+    Args:
+        raw: config.json, or the text part of it.
+    """
+    plain = dict(raw)
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(raw.get(key), Mapping):
+            given = cast("Mapping[str, Any]", raw[key])
+            kept = {name: value for name, value in given.items() if not name.startswith("mrope_")}
+            plain[key] = {
+                name: "default" if name in ("type", "rope_type") and value == "mrope" else value
+                for name, value in kept.items()
+            }
+    return plain
+
+
 def yarn_score_scale(raw: Mapping[str, Any]) -> float:
     """The factor of attention scores that comes with `mscale_all_dim`; 1 without it.
 

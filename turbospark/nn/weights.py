@@ -125,6 +125,21 @@ def stack_matrices(name: str, weights: Sequence[Weight]) -> Weight:
     return _by_parts(weights, mx.stack)
 
 
+def join_rows(name: str, weights: Sequence[Weight]) -> Weight:
+    """Matrices [N_i, K] of one layout below one another: [N, K].
+
+    Args:
+        name: the tensor, for the message.
+        weights: all dense, or all quantized alike.
+
+    Raises:
+        CheckpointError: they differ in more than their rows.
+    """
+    if len({(weight.shape[1:], *_layout(weight)[1:]) for weight in weights}) > 1:
+        raise CheckpointError(f"the parts of {name} differ in width or layout from each other")
+    return _by_parts(weights, mx.concatenate)
+
+
 def _layout(weight: Weight) -> tuple[Any, ...]:
     if not isinstance(weight, QuantizedWeight):
         return weight.shape, weight.dtype

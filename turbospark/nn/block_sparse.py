@@ -1,0 +1,186 @@
+"""Attention that reads chosen blocks of rows once there are more than it has a budget for.
+
+Beside its keys and values a layer keeps one index row a position: the raw index key, and the
+pooled key of the block that ends there (zeros elsewhere). Neither changes once it is written, so
+the index is rewound, forked and saved as any cache of rows.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import mlx.core as mx
+
+from turbospark.kernels.block_sparse import (
+    IndexGeometry,
+    attend_at_reference,
+    best_blocks_reference,
+    block_scores_reference,
+    chosen_rows_reference,
+    pooled_keys_reference,
+    rows_at,
+)
+from turbospark.kernels.device import on_cpu
+from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
+from turbospark.kernels.rope import Rope
+from turbospark.kernels.target import HeadGeometry, KernelSet
+from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.linear import RMSNorm
+from turbospark.nn.unit import Unit
+from turbospark.protocols import Phase
+
+
+class SparseInputs(NamedTuple):
+    """Projections of T rows.
+
+    Attributes:
+        q: [T, Hq * D].
+        k: [T, Hkv * D].
+        v: [T, Hkv * D].
+        index_q: [T, Hi * Di].
+        index_k: [T, Di].
+    """
+
+    q: mx.array
+    k: mx.array
+    v: mx.array
+    index_q: mx.array
+    index_k: mx.array
+
+    def cut(self, start: int, end: int) -> "SparseInputs":
+        """Rows start .. end - 1."""
+        return SparseInputs(*(part[start:end] for part in self))
+
+
+class IndexedRows(NamedTuple):
+    """The caches of a layer: its keys and values, and its index. They advance together."""
+
+    rows: RowStore
+    index: RowStore
+
+
+class _Chosen:
+    """Gathered rows, as a cache that a query stands at the end of."""
+
+    def __init__(self, k: mx.array, v: mx.array) -> None:
+        self._rows = KVRows(None, RowBlock(k, v), 0, 0, k.shape[1])
+
+    def rows(self) -> KVRows:
+        return self._rows
+
+
+class BlockSparseAttend(Unit):
+    """Head norms, RoPE, cache rows, the choice of blocks, and attention to them.
+
+    Args:
+        heads: of the layer.
+        rope: of its heads.
+        index: sizes of its index.
+        index_rope: of index heads.
+        q_norm: of its queries.
+        k_norm: of its keys.
+        index_q_norm: of index queries.
+        index_k_norm: of blocks' keys.
+    """
+
+    def __init__(
+        self,
+        heads: HeadGeometry,
+        rope: Rope,
+        index: IndexGeometry,
+        index_rope: Rope,
+        *,
+        q_norm: RMSNorm,
+        k_norm: RMSNorm,
+        index_q_norm: RMSNorm,
+        index_k_norm: RMSNorm,
+    ) -> None:
+        self._index, self._index_rope, self._index_k_norm = index, index_rope, index_k_norm
+        self._scale = heads.head_dim**-0.5
+        index_heads = HeadGeometry(index.num_heads, 1, index.head_dim)
+        self._rotate = HeadNormRope(heads, rope, q_norm=q_norm, k_norm=k_norm)
+        self._rotate_index = HeadNormRope(index_heads, index_rope, q_norm=index_q_norm)
+        self._attend = Attend(heads, scale=self._scale)
+
+    def bind(self, kernels: KernelSet) -> None:
+        for unit in (self._rotate, self._rotate_index, self._attend):
+            unit.bind(kernels)
+        self.body = self._attend.body
+
+    def __call__(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
+        """Attend from T rows: [T, Hq * D]; both caches advance by T."""
+        T = inputs.q.shape[0]
+        dense = min(T, self._dense_rows(caches))
+        parts: list[mx.array] = []
+        if dense:
+            q = self.append(inputs.cut(0, dense) if dense < T else inputs, caches, phase)
+            parts.append(self._attend(q, caches.rows, phase))
+        if dense < T:
+            rest = inputs.cut(dense, T) if dense else inputs
+            parts.append(self._attend_chosen(rest, caches, phase))
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def append(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
+        """Write the rows of both caches and rotate the queries: [T, Hq, D]."""
+        q = self._rotate(inputs.q, inputs.k, inputs.v, caches.rows, phase)
+        raw, index = inputs.index_k, caches.index
+        start, ratio = cast("int | mx.array", index.offset), self._index.ratio
+        rows = cast("KVRows | StepRows", index.rows())
+        if isinstance(rows, KVRows) and rows.end == 0:
+            before = mx.zeros((ratio - 1, raw.shape[1]), raw.dtype)
+        else:
+            positions = (start - (ratio - 1)) + mx.arange(ratio - 1, dtype=mx.int32)
+            before = rows_at(rows, "k", positions)[0]
+        norm = self._index_k_norm.value
+        pooled = pooled_keys_reference(raw, before, norm, self._index_rope, start)
+        index.append(raw[:, None].astype(pooled.dtype), pooled[:, None])
+        return q
+
+    def _dense_rows(self, caches: IndexedRows) -> int:
+        """How many of the next rows read all that is there.
+
+        Inside a compiled step their position is not known: then all of them or none, by the
+        memory that there is for rows. Choosing from few rows chooses them all.
+        """
+        rows = cast("KVRows | StepRows", caches.rows.rows())
+        if not isinstance(rows, StepRows):
+            return max(0, self._index.dense_rows - rows.end)
+        capacity = rows.tail.capacity
+        if rows.sealed is not rows.tail:
+            capacity += rows.sealed.capacity
+        return capacity if capacity <= self._index.dense_rows else 0
+
+    def _attend_chosen(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
+        T, ratio = inputs.q.shape[0], self._index.ratio
+        start = cast("int | mx.array", caches.rows.offset)
+        q = self.append(inputs, caches, phase)
+        index_q = self._rotate_index(inputs.index_q, None, None, caches.index, phase)
+        queries = start + mx.arange(T, dtype=mx.int32)
+        index = cast("KVRows | StepRows", caches.index.rows())
+        n = _blocks(index, ratio)
+        ends = mx.arange(n, dtype=mx.int32) * ratio + (ratio - 1)
+        scores = block_scores_reference(index_q, rows_at(index, "v", ends)[0])
+        blocks = best_blocks_reference(scores, (queries + 1) // ratio, self._index.blocks)
+        positions, counts = chosen_rows_reference(blocks, queries, ratio, n)
+        rows = cast("KVRows | StepRows", caches.rows.rows())
+        if isinstance(start, int) and on_cpu():
+            return self._row_by_row(q, rows, positions, start, phase)
+        return attend_at_reference(q, rows, positions, counts, self._scale)
+
+    def _row_by_row(
+        self, q: mx.array, rows: Any, positions: mx.array, start: int, phase: Phase
+    ) -> mx.array:
+        """With the kernel that serves all rows, over those that one query reads."""
+        made: list[mx.array] = []
+        for row in range(q.shape[0]):
+            count = self._index.budget + (start + row + 1) % self._index.ratio
+            chosen = positions[row, :count]
+            gathered = _Chosen(rows_at(rows, "k", chosen), rows_at(rows, "v", chosen))
+            made.append(self._attend(q[row : row + 1], cast(Any, gathered), phase))
+        return made[0] if len(made) == 1 else mx.concatenate(made)
+
+
+def _blocks(rows: KVRows | StepRows, ratio: int) -> int:
+    """Complete blocks that there are, or that there is memory for."""
+    if isinstance(rows, KVRows):
+        return rows.end // ratio
+    capacity = rows.tail.capacity
+    return (capacity if rows.sealed is rows.tail else capacity + rows.sealed.capacity) // ratio
