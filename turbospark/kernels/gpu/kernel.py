@@ -1,6 +1,7 @@
 """GPU kernels whose body is one Metal text, built for the target that runs it."""
 
 import functools
+import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import mlx.core as mx
 from turbospark.errors import KernelError
 from turbospark.kernels.device import on_cpu
 from turbospark.kernels.gpu.bundle import Bundle
+from turbospark.kernels.gpu.nvrtc import caching
 from turbospark.kernels.gpu.wiring import Wiring, facts_of
 
 MAX_BINDINGS = 31
@@ -44,7 +46,7 @@ class GpuTarget:
 
 
 METAL = GpuTarget("metal", "metal.h", mx.fast.metal_kernel)
-CUDA = GpuTarget("cuda", "cuda.h", mx.fast.cuda_kernel, "cuda", by_path=True)
+CUDA = GpuTarget("cuda", "cuda.h", caching(mx.fast.cuda_kernel), "cuda", by_path=True)
 
 
 def current_target() -> GpuTarget | None:
@@ -103,7 +105,7 @@ class Kernel:
         if not target.by_path:
             return opening + self.source
         facts = [fact for name in self.inputs for fact in facts_of(name) if fact in self.source]
-        return opening + _part(self.path, target) + f"// {facts}\n"
+        return f"{opening}{_part(self.path, target)}// {facts} {_digest()}\n"
 
     def header(self, target: GpuTarget) -> str:
         """What precedes the body on a target."""
@@ -226,6 +228,16 @@ def _part(path: str, target: GpuTarget) -> str:
     if not target.by_path:
         return _text(path)
     return f'#include "{resources.files("turbospark.kernels.gpu").joinpath(path)}"\n'
+
+
+@functools.cache
+def _digest() -> str:
+    """Tells one state of all files from another, where MLX gets their paths only."""
+    root = resources.files("turbospark.kernels.gpu")
+    folders = [root.joinpath(name) for name in ("dialect", "bodies", "bodies/cuda")]
+    files = [file for folder in folders for file in folder.iterdir() if file.name.endswith(".h")]
+    texts = sorted((file.name, file.read_bytes()) for file in files)
+    return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
 def strip_comments(text: str) -> str:
