@@ -79,6 +79,17 @@ def _older_qwen3_5(config: dict[str, Any]) -> None:
     del config["layer_types"]
 
 
+def _older_qwen4(config: dict[str, Any]) -> None:
+    """As published: attention layers by their old name, several ends of text."""
+    parameters = dict(config.pop("rope_parameters"))
+    for name in ("rope_theta", "partial_rotary_factor"):
+        config[name] = parameters.pop(name)
+    parameters["type"] = parameters.pop("rope_type")
+    config["rope_scaling"] = parameters
+    config["layer_types"] = [kind.replace("indexed", "full") for kind in config["layer_types"]]
+    config["eos_token_id"] = [config["eos_token_id"], 319]
+
+
 def _older_qwen3_moe(config: dict[str, Any]) -> None:
     flat_rope()(config)
     config["num_experts"] = config.pop("num_local_experts")
@@ -176,6 +187,34 @@ _QWEN3_5 = {
         "mrope_section": [3, 3, 2],
         "mrope_interleaved": True,
     },
+}
+
+_QWEN4 = _QWEN3_5 | {
+    "hidden_size": 64,
+    "num_hidden_layers": 6,
+    "full_attention_interval": 3,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 128,
+    "output_gate_type": "sigmoid",
+    "hc_count": 4,
+    "hc_lowrank": 64,
+    "ple_layer_ids": [2, 5],
+    "ple_embed_dim": 128,
+    "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 97,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 4,
+    "indexer_n_heads": 3,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 32,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+    "eos_token_id": 133,  # three of the tokens, two of them one token apart
+    "tie_word_embeddings": False,
 }
 
 _GPT_OSS_ROPE = {
@@ -316,6 +355,15 @@ def _qwen3_5(kind: str, **arguments: Any) -> Recipe:
         _older_qwen3_5,
         settings,
         stream_rows=0 if arguments["tie_word_embeddings"] else 11,
+    )
+
+
+def _qwen4(**arguments: Any) -> Recipe:
+    settings: dict[str, Any] = {"centred_norms": True}
+    if arguments.get("tie_word_embeddings"):
+        settings["embedding_spread"] = 0.5
+    return Recipe(
+        "Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", _QWEN4 | arguments, _older_qwen4, settings
     )
 
 
@@ -626,5 +674,19 @@ RECIPES: dict[str, Recipe] = {
         moe_intermediate_size=64,
         shared_expert_intermediate_size=128,
         tie_word_embeddings=False,
+    ),
+    "qwen4_exp": _qwen4(),
+    "qwen4_exp_tied": _qwen4(
+        hc_count=2,
+        num_hidden_layers=4,
+        full_attention_interval=2,
+        output_gate_type=None,
+        ple_layer_ids=[3],
+        ple_conv_kernel_size=3,
+        ngram_size=4,
+        ple_embed_dim=192,
+        indexer_budget=6,
+        indexer_compress_ratio=2,
+        tie_word_embeddings=True,
     ),
 }

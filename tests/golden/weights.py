@@ -130,8 +130,10 @@ def int4_layout(name: str, shape: Sequence[int]) -> tuple[int, int] | None:
     """Bits and group size of a tensor in the INT4 checkpoint of the same model; None for float.
 
     As MLX checkpoints have it: matrices, tables and experts in 4 bit, routers in 8 bit, norms,
-    biases, scalars and gates of heads not at all.
+    biases, scalars and gates of heads not at all. Rows of n-grams have groups of 32.
     """
+    if "ngram_embedding" in name:
+        return 4, 32  # rows of 160 numbers as published do not divide into groups of 64
     if len(shape) < 2 or shape[-1] % 64 or name.endswith(("_bias", ".g_proj.weight")):
         return None
     is_router = "router" in name or name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
@@ -152,6 +154,8 @@ def _draw(
 def _size(name: str, shape: Sequence[int]) -> tuple[float, float]:
     """Standard deviation (met within a factor of 1.5) and centre of a tensor's values."""
     leaf = name.rpartition(".")[2]
+    if "ngram_embedding" in name:
+        return 1.0, 0.0
     if leaf == "sinks":
         return 1.5, 0.0
     if leaf.endswith("_proj_bias"):

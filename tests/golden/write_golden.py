@@ -115,8 +115,8 @@ def _named(name: str) -> Any:
 
 
 def _own_tensors(model: Any) -> dict[str, Any]:
-    """The tensors that a checkpoint holds: a tied head is not among them."""
-    tensors = dict(model.state_dict())
+    """The tensors that a checkpoint holds but numbers: a tied head is not among them."""
+    tensors = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
     if model.config.get_text_config().tie_word_embeddings:
         tensors.pop("lm_head.weight")
     return tensors
@@ -126,7 +126,8 @@ def _fill(model: Any, weights: dict[str, np.ndarray]) -> None:
     tensors = {key: torch.from_numpy(value.copy()) for key, value in weights.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert not unexpected, unexpected
-    assert set(missing) <= {"lm_head.weight"}, missing
+    numbers = {key for key, value in model.state_dict().items() if not value.is_floating_point()}
+    assert set(missing) <= {"lm_head.weight"} | numbers, missing
     model.tie_weights()
 
 

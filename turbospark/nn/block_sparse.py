@@ -173,7 +173,8 @@ class BlockSparseAttend(Unit):
         for row in range(q.shape[0]):
             count = self._index.budget + (start + row + 1) % self._index.ratio
             chosen = positions[row, :count]
-            gathered = _Chosen(rows_at(rows, "k", chosen), rows_at(rows, "v", chosen))
+            k, v = (mx.contiguous(rows_at(rows, name, chosen)) for name in "kv")
+            gathered = _Chosen(k, v)
             made.append(self._attend(q[row : row + 1], cast(Any, gathered), phase))
         return made[0] if len(made) == 1 else mx.concatenate(made)
 
