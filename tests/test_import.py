@@ -14,7 +14,7 @@ PUBLIC = {
     "Engine", "GeneratedText", "GenerationResponse", "KernelError", "KernelPolicy",
     "NonFiniteError", "OptionError", "ProducerError", "PromptError", "RewindError",
     "RunnerConfig", "ShapeError", "SourceError", "TemplateError", "TokenizerError",
-    "TurbosparkError", "UnsupportedError", "__version__", "generate", "kernels", "load",
+    "TurbosparkError", "UnsupportedError", "__version__", "generate", "inspect", "kernels", "load",
     "make_prompt_cache", "plan", "stream_generate",
 }  # fmt: skip
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from turbospark.api import (
         Engine,
         generate,
+        inspect,
         load,
         make_prompt_cache,
         plan,
@@ -79,6 +80,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "generate",
+    "inspect",
     "kernels",
     "load",
     "make_prompt_cache",
@@ -94,6 +96,7 @@ _HOMES = {
     "KernelPolicy": "turbospark.settings",
     "RunnerConfig": "turbospark.settings",
     "generate": "turbospark.api",
+    "inspect": "turbospark.api",
     "load": "turbospark.api",
     "make_prompt_cache": "turbospark.api",
     "plan": "turbospark.api",

@@ -5,12 +5,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from turbospark.checkpoints import DEFAULT_MODEL, inspect, plan
 from turbospark.engine import Engine
 from turbospark.errors import OptionError, PromptError
 from turbospark.loading.build import load_model
 from turbospark.loading.drafters import load_drafter
-from turbospark.loading.plan import Plan, free_bytes
-from turbospark.loading.plan import plan as plan_memory
+from turbospark.loading.plan import free_bytes
 from turbospark.protocols import Drafter
 from turbospark.runner.generation import admit, collect, run
 from turbospark.runner.options import read_options
@@ -39,13 +39,12 @@ __all__ = [
     "DEFAULT_MODEL",
     "Engine",
     "generate",
+    "inspect",
     "load",
     "make_prompt_cache",
     "plan",
     "stream_generate",
 ]
-
-DEFAULT_MODEL = "demo"
 
 
 def load(
@@ -177,29 +176,6 @@ def make_prompt_cache(model: Any, max_context: int | None = None) -> Session:
     """An empty session to give to `generate` as `prompt_cache`, call after call."""
     model = _model_of(model)
     return session_maker(model, _known(model, None), max_context)()
-
-
-def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> Plan:
-    """Say what a model needs and whether it fits here; no weights are downloaded or read.
-
-    Args:
-        path_or_repo: as for `load`.
-        options: context, sessions, quantize, revision and dequantize.
-
-    Returns:
-        the numbers; its `repr` shows the arithmetic and the verdict.
-
-    Raises:
-        OptionError: an option is unknown (the nearest is named) or out of range.
-        SourceError: no checkpoint is there.
-    """
-    known = ("context", "sessions", "quantize", "revision", "dequantize")
-    for name, value in options.items():
-        if name not in known:
-            raise unknown_option(name, known)
-        if name in {"context", "sessions"} and (not isinstance(value, int) or value < 1):
-            raise OptionError(f"{name}={value!r} is not a whole number above 0")
-    return plan_memory(DEFAULT_MODEL if path_or_repo is None else path_or_repo, **options)
 
 
 def _printed(responses: Iterator[GenerationResponse]) -> Iterator[GenerationResponse]:

@@ -157,6 +157,11 @@ class Unbuilt:
     instead: str = ""
     flag: str = ""
 
+    @property
+    def reason(self) -> str:
+        """Why it cannot be had."""
+        return f"{self.feature} is not built yet"
+
 
 UNBUILT: Mapping[str, Unbuilt] = {
     "kv_bits": Unbuilt("a quantized KV cache", flag="--kv-bits"),
@@ -192,7 +197,7 @@ def refuse_unbuilt(given: Mapping[str, Any]) -> dict[str, Any]:
             rest[name] = value
         elif value is not None and value not in entry.neutral:
             hint = f"; {entry.instead}" if entry.instead else f"; leave {name} out"
-            raise OptionError(f"{name}={value!r}: {entry.feature} is not built yet{hint}")
+            raise OptionError(f"{name}={value!r}: {entry.reason}{hint}")
     return rest
 
 

@@ -192,7 +192,7 @@ def test_an_inspection_counts_active_parameters(name, tmp_path):
     count = golden.config["n_routed_experts"]
     assert found.parameters == total
     assert found.active_parameters == total - routed * (count - 3) // count
-    assert "kv_lora_rank  128" in repr(found)
+    assert "heads, rows of 128 + " in repr(found)
 
 
 def test_a_converted_checkpoint_loads_again(tmp_path):

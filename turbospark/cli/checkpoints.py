@@ -4,13 +4,12 @@ import argparse
 import json
 from typing import Any
 
-from turbospark.api import DEFAULT_MODEL
-from turbospark.api import plan as plan_memory
+from turbospark.checkpoints import inspect as inspect_checkpoint
+from turbospark.checkpoints import plan as plan_memory
 from turbospark.cli.flags import given
 from turbospark.cli.output import Console
 from turbospark.errors import OptionError
 from turbospark.loading.convert import convert as convert_checkpoint
-from turbospark.loading.inspect import inspect as inspect_checkpoint
 from turbospark.settings import LoadConfig
 
 
@@ -33,9 +32,9 @@ def convert(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def inspect(arguments: argparse.Namespace, console: Console) -> None:
-    """Show what a checkpoint holds."""
+    """Show what a checkpoint holds and what it can be used for."""
     wanted = _options(arguments, "revision", "local_files_only")
-    found = inspect_checkpoint(arguments.model or DEFAULT_MODEL, **wanted)
+    found = inspect_checkpoint(arguments.model, context=arguments.context, **wanted)
     _show(found, arguments, console)
 
 

@@ -228,6 +228,9 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model elsewhere")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help="tokens a session (default: the trained length)"
+    )
     add_flags(parser, LoadConfig)
 
 
@@ -237,7 +240,7 @@ _COMMANDS = {
     "bench": ("measure prefill and decode", _add_bench),
     "plan": ("say what a model needs and whether it fits", _add_plan),
     "convert": ("write a quantized checkpoint", _add_convert),
-    "inspect": ("show what a checkpoint holds", _add_inspect),
+    "inspect": ("show what a checkpoint holds and what it can be used for", _add_inspect),
 }
 
 

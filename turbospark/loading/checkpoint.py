@@ -31,6 +31,11 @@ def read_checkpoint(folder: Path) -> dict[str, Slot]:
     return _merge([(path, read_slots(path)) for path in _unindexed_files(folder)])
 
 
+def has_no_weights(folder: Path) -> bool:
+    """Whether a folder holds nothing that weights could be read from, nor an index of them."""
+    return not (folder / INDEX).exists() and not any(folder.glob("*.safetensors"))
+
+
 def load_arrays(slots: Mapping[str, Slot]) -> dict[str, mx.array]:
     """The tensors of a checked folder, lazily: each is read when it is first evaluated."""
     by_file: dict[Path, dict[str, Slot]] = {}

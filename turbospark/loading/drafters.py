@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,7 +73,7 @@ def load_drafter(
     if draft == "auto":
         return _automatic(target, wish)
     if draft == "mtp":
-        head = _own_head(target, wish)
+        head = _own_drafter(target, wish)
         if isinstance(head, str):
             raise OptionError(f"draft='mtp' cannot be had: {head}; use 'auto', 'ngram' or 'off'")
         return head
@@ -90,7 +90,7 @@ def load_drafter(
 
 def _automatic(target: LoadedModel, wish: Quantization | None) -> Drafter:
     try:
-        head = _own_head(target, wish)
+        head = _own_drafter(target, wish)
     except (CheckpointError, ConfigError) as error:
         head = str(error)
     return NoDrafter(head) if isinstance(head, str) else head
@@ -141,31 +141,63 @@ def _file_names(folder: Path) -> list[str]:
     return [] if any(name.endswith("embed_tokens.weight") for name in names) else names
 
 
-def _own_head(target: LoadedModel, wish: Quantization | None) -> MTPDrafter | str:
-    """The prediction head that lies beside a model's weights, or why there is none."""
-    build = _builder(target, "mtp")
+def own_head(
+    config: Mapping[str, Any], model: Any, source: Path, names: Callable[[], Iterable[str]]
+) -> nn.Module | str:
+    """The module of the prediction head that lies beside a model's weights, or why there is none.
+
+    Args:
+        config: the model's, normalised.
+        model: as its family built it.
+        source: its folder or file.
+        names: gives the names of the folder's tensors.
+    """
+    build = _builder(config, "mtp")
     if isinstance(build, str):
         return build
-    module = build(target.config, target.model)
+    module = build(config, model)
     if module is None:
         return "the model's config.json announces no prediction head (mtp_num_hidden_layers)"
-    if target.source.is_file():
-        return f"the prediction head of a GGUF file is not read: {target.source}"
-    slots = read_checkpoint(target.source)
-    if not any(f".{_PREFIX}" in f".{name}" for name in slots):
+    if source.is_file():
+        return f"the prediction head of a GGUF file is not read: {source}"
+    if not any(f".{_PREFIX}" in f".{name}" for name in names()):
         return (
             "config.json announces a prediction head, but the checkpoint holds no mtp.* tensors, "
             "which converters leave out; give the path of a file of the head"
         )
-    path = target.source / "config.json"
+    return module
+
+
+def drafter_refusals(
+    config: Mapping[str, Any], model: Any, source: Path, names: Callable[[], Iterable[str]]
+) -> dict[str, str]:
+    """Why a model's own kinds of drafters cannot be had; arguments as for `own_head`.
+
+    Returns:
+        "mtp" and "dflash" to the reason; an empty string where there is none.
+    """
+    head, blocks = own_head(config, model, source, names), _builder(config, "dflash")
+    return {
+        "mtp": head if isinstance(head, str) else "",
+        "dflash": blocks if isinstance(blocks, str) else "",
+    }
+
+
+def _own_drafter(target: LoadedModel, wish: Quantization | None) -> MTPDrafter | str:
+    source = target.source
+    module = own_head(target.config, target.model, source, lambda: read_checkpoint(source))
+    if isinstance(module, str):
+        return module
+    path = source / "config.json"
     quantization = configs.quantization(target.config, path)
-    _install(module, load_arrays(slots), quantization, str(path), target, wish)
+    arrays = load_arrays(read_checkpoint(source))
+    _install(module, arrays, quantization, str(path), target, wish)
     return MTPDrafter(cast("Head", module))
 
 
 def _head_of(target: LoadedModel, path: Path, wish: Quantization | None) -> MTPDrafter:
     """The prediction head of a file or folder that holds nothing else."""
-    build = _builder(target, "mtp")
+    build = _builder(target.config, "mtp")
     if isinstance(build, str):
         raise OptionError(f"{path} holds a prediction head, but {build}")
     config = target.config
@@ -185,7 +217,7 @@ def _head_of(target: LoadedModel, path: Path, wish: Quantization | None) -> MTPD
 def _block_drafter(
     target: LoadedModel, folder: Path, raw: dict[str, Any], wish: Quantization | None
 ) -> DFlashDrafter:
-    build = _builder(target, "dflash")
+    build = _builder(target.config, "dflash")
     if isinstance(build, str):
         raise OptionError(f"{folder} holds a block drafter, but {build}")
     path = folder / "config.json"
@@ -196,9 +228,9 @@ def _block_drafter(
     return DFlashDrafter(cast("Blocks", module))
 
 
-def _builder(target: LoadedModel, kind: str) -> DrafterBuilder | str:
+def _builder(config: Mapping[str, Any], kind: str) -> DrafterBuilder | str:
     """What builds a family's module of a kind, or why nothing does."""
-    family = resolve_family(target.config["model_type"])
+    family = resolve_family(config["model_type"])
     if kind in family.drafters:
         return family.drafters[kind]
     names = {"mtp": "a prediction head", "dflash": "a block drafter"}

@@ -1,29 +1,34 @@
 """What a checkpoint holds, read from its headers only."""
 
-import math
 import os
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-import mlx.nn as nn
-
-from turbospark.errors import ConfigError
+from turbospark.errors import CheckpointError, ConfigError
 from turbospark.loading import config as configs
-from turbospark.loading.checkpoint import read_checkpoint
+from turbospark.loading.checkpoint import has_no_weights, read_checkpoint
+from turbospark.loading.drafters import drafter_refusals
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
-from turbospark.loading.gguf_weights import architecture
-from turbospark.loading.install import parameter_slots
-from turbospark.loading.plan import megabytes, state_bytes
-from turbospark.loading.safetensors import DTYPES, Slot
+from turbospark.loading.gguf_weights import architecture, gguf_config
+from turbospark.loading.install import check_fit, parameter_slots
+from turbospark.loading.opened import build_model, folder_family, gguf_family
+from turbospark.loading.outline import outline
+from turbospark.loading.plan import megabytes
+from turbospark.loading.safetensors import Slot
 from turbospark.loading.source import Source, resolve_source
-from turbospark.nn.moe import expert_shares
-from turbospark.registry import GGUF_GROUP, GROUP, known_types, resolve_family
+from turbospark.loading.structure import SHORT_TYPES, Structure, structure
+from turbospark.protocols import CausalModel
+from turbospark.registry import GGUF_GROUP, GROUP, known_types
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model")
+_BRIEF = (
+    "vocab_size", "hidden_size", "max_position_embeddings", "rope_theta", "rope_scaling",
+    "rope_parameters", "tie_word_embeddings",
+)  # fmt: skip
 _SUMMARY = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings", "sliding_window",
@@ -34,7 +39,6 @@ _SUMMARY = (
     "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "rope_theta",
     "rope_scaling", "tie_word_embeddings",
 )  # fmt: skip
-_SHORT_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,11 @@ class Inspection:
         quantization: layout in words to the number of matrices that have it.
         tokenizer: which tokenizer it carries.
         tensors: every tensor, in the order of the files.
-        state_bytes: of one session's recurrent layers; None where no family could say.
-        parameters: of the model, a tied head counted once; None where no family could say.
-        active_parameters: those that one token needs: of routed experts, the few it is sent to.
+        refused: why it cannot be loaded, as far as that is known without reading weights.
+        structure: what the model is made of; None where no family builds it.
+        drafter_refusals: "mtp" and "dflash" to why there is none; empty where there is one.
+        model: with unset weights; None where no family builds it.
+        abilities: what it can be used for, to whether it can, and how or why not.
     """
 
     path: str
@@ -74,61 +80,90 @@ class Inspection:
     quantization: dict[str, int]
     tokenizer: str
     tensors: tuple[TensorRow, ...]
-    state_bytes: int | None = None
-    parameters: int | None = None
-    active_parameters: int | None = None
+    refused: str = ""
+    structure: Structure | None = None
+    drafter_refusals: Mapping[str, str] = field(default_factory=dict[str, str])
+    model: CausalModel | None = None
+    abilities: Mapping[str, tuple[bool, str]] = field(default_factory=dict[str, tuple[bool, str]])
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         return sum(row.nbytes for row in self.tensors)
 
+    @property
+    def parameters(self) -> int | None:
+        """Numbers of the model, a tied head counted once; None where no family builds it."""
+        return self.structure and self.structure.parameters
+
+    @property
+    def active_parameters(self) -> int | None:
+        """Those of them that one token needs: of routed experts, the few it is sent to."""
+        return self.structure and self.structure.active_parameters
+
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
-        return asdict(self) | {"nbytes": self.nbytes}
+        made = self.structure
+        names = [name for name in self.__slots__ if name not in {"tensors", "structure", "model"}]
+        return {
+            **{name: getattr(self, name) for name in names},
+            "abilities": {
+                name: {"served": served, "words": words}
+                for name, (served, words) in self.abilities.items()
+            },
+            "tensors": [asdict(row) for row in self.tensors],
+            "structure": made and asdict(made) | {"session_bytes": made.session_bytes},
+            "nbytes": self.nbytes,
+        }
 
     def __repr__(self) -> str:
         family = self.model_type + ("" if self.implemented else " (no family registered for it)")
         layouts = ", ".join(f"{count} x {name}" for name, count in self.quantization.items())
         files = len({row.file for row in self.tensors})
-        lines = [
-            self.path,
-            f"  kind          {self.kind}, {files} file{'s' if files != 1 else ''}",
-            f"  model type    {family}",
-            f"  tensors       {len(self.tensors)}, {megabytes(self.nbytes)}",
-            f"  matrices      {layouts or 'none'}",
-            f"  tokenizer     {self.tokenizer}",
-            *self._parameter_line(),
-            *([f"  state         {megabytes(self.state_bytes)}"] if self.state_bytes else []),
-            *(f"  {name:<13} {value}" for name, value in self._summary()),
+        rows: list[tuple[str, Any]] = [
+            ("kind", f"{self.kind}, {files} file{'s' if files != 1 else ''}"),
+            ("model type", family),
+            ("tensors", f"{len(self.tensors)}, {megabytes(self.nbytes)}"),
+            ("matrices", layouts or "none"),
+            ("tokenizer", self.tokenizer),
+            *([("loads", f"no: {self.refused}")] if self.refused else []),
+            *([] if self.structure is None else self.structure.rows()),
+            *self._summary(),
+            *(
+                (name, f"{'yes' if served else 'no'}: {words}")
+                for name, (served, words) in self.abilities.items()
+            ),
         ]
-        return "\n".join(lines)
-
-    def _parameter_line(self) -> list[str]:
-        if self.parameters is None:
-            return []
-        active = self.active_parameters
-        note = "" if active in (None, self.parameters) else f", {active:,} active"
-        return [f"  parameters    {self.parameters:,}{note}"]
+        return "\n".join([self.path, *(f"  {name:<13} {value}" for name, value in rows)])
 
     def _summary(self) -> list[tuple[str, Any]]:
-        if self.kind == "gguf":
-            prefix = self.model_type + "."
-            return [
-                (key.removeprefix(prefix), value)
-                for key, value in self.config.items()
-                if key.startswith(prefix)
-            ]
-        return [(key, self.config[key]) for key in _SUMMARY if self.config.get(key) is not None]
+        if self.kind == "safetensors":
+            names = _SUMMARY if self.structure is None else _BRIEF
+            return [(key, self.config[key]) for key in names if self.config.get(key) is not None]
+        if self.structure is not None:
+            return []
+        prefix = self.model_type + "."
+        return [
+            (key.removeprefix(prefix), value)
+            for key, value in self.config.items()
+            if key.startswith(prefix)
+        ]
 
 
 def inspect(
     path_or_repo: str | os.PathLike[str],
     *,
+    context: int | None = None,
     revision: str | None = None,
     local_files_only: bool = False,
 ) -> Inspection:
     """Read what a checkpoint holds; its family need not be implemented.
+
+    Args:
+        path_or_repo: as for `load`; a folder may have a config.json and no weights.
+        context: tokens of a session, for the bytes of its caches; by default the trained length.
+        revision: branch, tag or commit on the Hub.
+        local_files_only: never ask the Hub.
 
     Raises:
         SourceError: no checkpoint is there.
@@ -136,10 +171,12 @@ def inspect(
         CheckpointError: its headers are damaged.
     """
     source = resolve_source(path_or_repo, revision=revision, local_files_only=local_files_only)
-    return _inspect_gguf(source) if source.kind == "gguf" else _inspect_folder(source)
+    if source.kind == "gguf":
+        return _inspect_gguf(source, context)
+    return _inspect_folder(source, context)
 
 
-def _inspect_gguf(source: Source) -> Inspection:
+def _inspect_gguf(source: Source, context: int | None) -> Inspection:
     file = GGUFFile(source.path)
     name = architecture(file)
     rows = tuple(
@@ -155,7 +192,62 @@ def _inspect_gguf(source: Source) -> Inspection:
         quantization=_count(_gguf_layout(row.type) for row in rows if len(row.shape) > 1),
         tokenizer=_gguf_tokenizer(file),
         tensors=rows,
+        **_built(source, context, {}),
     )
+
+
+def _inspect_folder(source: Source, context: int | None) -> Inspection:
+    folder = source.path
+    path = folder / "config.json"
+    raw = configs.read_json(path)
+    name = configs.model_type(raw, path)
+    config = configs.normalise(raw, path)
+    slots = {} if has_no_weights(folder) else read_checkpoint(folder)
+    rows = tuple(
+        TensorRow(name, slot.shape, SHORT_TYPES[slot.dtype], slot.nbytes, slot.file.name)
+        for name, slot in slots.items()
+    )
+    return Inspection(
+        path=str(folder),
+        kind="safetensors",
+        model_type=name,
+        implemented=name in known_types(GROUP),
+        config=config,
+        quantization=_count(_folder_layouts(slots, config)),
+        tokenizer=_folder_tokenizer(folder),
+        tensors=rows,
+        **_built(source, context, slots),
+    )
+
+
+def _built(source: Source, context: int | None, slots: Mapping[str, Slot]) -> dict[str, Any]:
+    """What the family says of the model, and what keeps its weights from being loaded."""
+    found: dict[str, Any] = {}
+    try:
+        model, config = _without_weights(source)
+        found["model"] = model
+        found["drafter_refusals"] = drafter_refusals(config, model, source.path, lambda: slots)
+        found["structure"] = structure(model, config, None, context)
+        if source.kind == "safetensors" and not slots:
+            return found | {"refused": "there are no weights"}
+        shape = outline(source, dequantize=True)
+        check_fit(parameter_slots(shape.model), shape.weights, shape.path)
+        found["structure"] = structure(model, config, shape.weights, context)
+    except (ConfigError, CheckpointError) as error:
+        found["refused"] = str(error)
+    return found
+
+
+def _without_weights(source: Source) -> tuple[CausalModel, dict[str, Any]]:
+    if source.kind == "gguf":
+        file = GGUFFile(source.path)
+        family, mapping = gguf_family(file)
+        config = gguf_config(file, mapping)
+        return cast("CausalModel", build_model(family, config, source.path)), config
+    path = source.path / "config.json"
+    raw = configs.read_config(source.path)
+    config = configs.normalise(raw, path)
+    return cast("CausalModel", build_model(folder_family(raw, path), config, path)), config
 
 
 def _shortened(value: Any) -> Any:
@@ -181,47 +273,6 @@ def _gguf_tokenizer(file: GGUFFile) -> str:
     return f"in the file: {kind}, {count} tokens" if isinstance(kind, str) and count else "none"
 
 
-def _inspect_folder(source: Source) -> Inspection:
-    folder = source.path
-    path = folder / "config.json"
-    raw = configs.read_json(path)
-    name = configs.model_type(raw, path)
-    config = configs.normalise(raw, path)
-    slots = read_checkpoint(folder)
-    rows = tuple(
-        TensorRow(name, slot.shape, _SHORT_TYPES[slot.dtype], slot.nbytes, slot.file.name)
-        for name, slot in slots.items()
-    )
-    return Inspection(
-        path=str(folder),
-        kind="safetensors",
-        model_type=name,
-        implemented=name in known_types(GROUP),
-        config=config,
-        quantization=_count(_folder_layouts(slots, config)),
-        tokenizer=_folder_tokenizer(folder),
-        tensors=rows,
-        **_sizes(name, config),
-    )
-
-
-def _sizes(name: str, config: dict[str, Any]) -> dict[str, int]:
-    """What the family itself says of the model; nothing where there is none, or it refuses."""
-    try:
-        model = resolve_family(name).build(config)
-    except ConfigError:
-        return {}
-    module = cast("nn.Module", model)
-    shares = expert_shares(module)
-    counts = {name: math.prod(slot.shape) for name, slot in parameter_slots(module).items()}
-    active = sum(count * shares.get(name, 1.0) for name, count in counts.items())
-    return {
-        "state_bytes": state_bytes(model.make_caches(1, 0)),
-        "parameters": sum(counts.values()),
-        "active_parameters": round(active),
-    }
-
-
 def _folder_layouts(slots: dict[str, Slot], config: dict[str, Any]) -> Iterable[str]:
     given: Any = config.get("quantization") or config.get("quantization_config")
     default = cast("dict[str, Any]", given).get("group_size") if isinstance(given, dict) else None
@@ -232,8 +283,8 @@ def _folder_layouts(slots: dict[str, Slot], config: dict[str, Any]) -> Iterable[
             continue
         scales = slots.get(name.removesuffix("weight") + "scales")
         if scales is None:
-            yield _SHORT_TYPES[slot.dtype]
-        elif _SHORT_TYPES[scales.dtype] == "U8":
+            yield SHORT_TYPES[slot.dtype]
+        elif SHORT_TYPES[scales.dtype] == "U8":
             yield "mxfp4"
         else:
             product = 32 * slot.shape[-1] // max(1, scales.shape[-1])

@@ -1,13 +1,15 @@
 """How much memory a model and its conversations will take, before anything is loaded."""
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
+from turbospark.caches.base import RowCache
 from turbospark.errors import OptionError
 from turbospark.kernels.device import on_cpu
 from turbospark.loading.install import Handling
@@ -145,8 +147,7 @@ def plan(
         ConfigError: its configuration is damaged or not implemented.
         CheckpointError: its headers are damaged or not those of the configuration.
     """
-    if context > LONGEST_CONTEXT:  # its caches are stepped through chunk by chunk
-        raise OptionError(f"context={context} is more than {LONGEST_CONTEXT}, the most it can be")
+    check_context(context)
     wish = parse_quantize(quantize)
     repo = as_hub_id(path_or_repo)
     shape = (
@@ -172,24 +173,41 @@ def plan(
     )
 
 
+def check_context(context: int) -> None:
+    """Refuse a context beyond reason: its caches are stepped through chunk by chunk.
+
+    Raises:
+        OptionError: it is.
+    """
+    if context > LONGEST_CONTEXT:
+        raise OptionError(f"context={context} is more than {LONGEST_CONTEXT}, the most it can be")
+
+
 def session_bytes(caches: Sequence[Any], context: int) -> int:
     """Bytes of one session's caches after `context` tokens, as the caches themselves reserve them.
 
     Args:
-        caches: empty ones, as `make_caches` gave them; advanced in place, never evaluated.
+        caches: empty ones, as `make_caches` gave them; some are advanced, none is evaluated.
         context: tokens fed, in chunks of the usual size.
     """
     rows = [cache for cache in caches if not cache.recurrent]
-    chunk, done = _chunk(), 0
-    while done < context:
-        count = min(chunk, context - done)
-        for cache in rows:
+    counts = Counter(map(_likeness, rows))
+    chunk, total = _chunk(), 0
+    for kind, cache in {_likeness(cache): cache for cache in rows}.items():
+        for done in range(0, context, chunk):
+            count = min(chunk, context - done)
             cache.reserve(count)
             cache.advance(count)
-        done += count
+        total += counts[kind] * cache.nbytes
     # `reserve` is the CPU's way in and takes float32; GPUs keep rows of two bytes a number.
-    total = sum(cache.nbytes for cache in rows)
     return state_bytes(caches) + (total if on_cpu() else total // 2)
+
+
+def _likeness(cache: Any) -> Hashable:
+    """What two caches of rows have in common that will always be of one size."""
+    if not isinstance(cache, RowCache):
+        return id(cache)
+    return repr(cache), cache.num_kv_heads, cache.head_dim, cache.value_dim
 
 
 def state_bytes(caches: Sequence[Any]) -> int:
@@ -213,7 +231,9 @@ def free_bytes() -> int | None:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes for people: decimal megabytes, or gigabytes from 10,000 of them on."""
+    """A number of bytes for people: decimal megabytes, kilobytes of few, gigabytes of many."""
+    if 0 < count < 10**5:
+        return f"{count / 1e3:.1f} kB"
     return f"{count / 1e9:.2f} GB" if count >= 10**10 else f"{count / 1e6:.1f} MB"
 
 

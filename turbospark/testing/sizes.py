@@ -53,6 +53,12 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5": _QWEN3_5,
     "qwen3_5_moe": {**_QWEN3_5, **_EXPERTS, "shared_expert_intermediate_size": 64},
     "qwen3_moe": _EXPERTS,
+    "qwen4_exp": {
+        **_QWEN3_5, **_EXPERTS, "shared_expert_intermediate_size": 64, "hc_count": 3,
+        "hc_lowrank": 64, "indexer_n_heads": 2, "indexer_head_dim": 64, "indexer_budget": 24,
+        "ple_layer_ids": [2], "ple_embed_dim": 128, "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 50,
+    },
     "spark2_5": {
         **_WINDOW, "num_hidden_layers": 4,
         "rope_parameters": {

@@ -82,8 +82,8 @@ def _configuration(
     kind = kind or "dense"
     if kind == "streamed":
         raise OptionError(
-            f"kind='streamed': {UNBUILT['residency'].feature} is not built yet; kind='moe' has the "
-            "same layers, all of them in memory"
+            f"kind='streamed': {UNBUILT['residency'].reason}; kind='moe' has the same layers, all "
+            "of them in memory"
         )
     if model_type is None and kind not in KINDS:
         raise OptionError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
