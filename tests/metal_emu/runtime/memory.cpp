@@ -18,7 +18,7 @@ uint32_t barrier_epoch;
 uint32_t simdgroup_epoch[max_simdgroups];
 
 namespace {
-constexpr size_t page = 4096, guard_bytes = 64 << 20, arena_bytes = 64 << 10, red_zone = 64;
+constexpr size_t page = 4096, guard_bytes = 64 << 20, arena_bytes = 256 << 10, red_zone = 64;
 constexpr uint32_t by_atomics = ~0u;
 
 struct Buffer {
@@ -264,6 +264,10 @@ void explain_signal(int signal, void* pointer) {
   fault(nullptr, "memory fault at a wild address (or the thread's stack is full)");
 }
 }  // namespace emu
+
+size_t emu::threadgroup_limit = 32 << 10;
+
+extern "C" void emu_limit_threadgroup(size_t bytes) { emu::threadgroup_limit = bytes; }
 
 extern "C" void* emu_threadgroup_variable(int id, size_t size, const char* name) {
   using namespace emu;

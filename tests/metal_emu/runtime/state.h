@@ -9,7 +9,7 @@ namespace emu {
 constexpr uint32_t max_threads = 1024;
 constexpr uint32_t lanes = 32;
 constexpr uint32_t max_simdgroups = max_threads / lanes;
-constexpr size_t threadgroup_limit = 32 << 10;
+extern size_t threadgroup_limit;  // bytes of a threadgroup's variables
 
 enum class Status : uint8_t { ready, in_collective, in_barrier, done };
 

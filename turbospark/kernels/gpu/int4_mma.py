@@ -12,6 +12,7 @@ MULTIPROCESSORS = 132  # of a Hopper GPU; more blocks than fit at once wait for 
 SHARED_BYTES = 227 << 10  # of a block at most
 MULTIPROCESSOR_BYTES = 228 << 10  # of all its blocks, which cost 1 KiB more each
 
+HELPERS = ("cuda_fragments.h", "cuda_int4.h")
 _HALVES = (mx.float16, mx.bfloat16)
 
 
@@ -70,7 +71,7 @@ def int4_mma(
     cut = geometry or choose_geometry(product, rows)
     tiles = sum(-(-N // (16 * cut.tall)) for N in product.widths[: product.parts])
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
-    return product.kernel("int4_mma", "cuda", ("cuda_fragments.h",))(
+    return product.kernel("int4_mma", "cuda", HELPERS)(
         target,
         product.inputs(x, residual),
         template=product.template(x)
@@ -84,6 +85,7 @@ def int4_mma(
         grid=(blocks * THREADS, 1, 1),
         threadgroup=(THREADS, 1, 1),
         outputs=product.outputs(x),
+        bundle=product.bundle,
         shared_bytes=shared_bytes(product, rows, cut),
     )
 

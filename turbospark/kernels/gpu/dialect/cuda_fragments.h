@@ -22,6 +22,28 @@ FUNC void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+// Counters in global memory that start at 0. Each number is taken once, in order.
+FUNC int take_number(const int* counter) { return atomicAdd(const_cast<int*>(counter), 1); }
+
+// Adds to a counter; who waits for it sees what this thread, or others of its block before their
+// last barrier, wrote to global memory.
+FUNC void announce(const int* counter, int count) {
+  __threadfence();
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(count) : "memory");
+}
+
+FUNC void wait_until(const int* counter, int count) {
+  int seen = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+    if (seen < count) { __nanosleep(20); }
+  } while (seen < count);
+}
+
+// A number in shared memory that warps tell each other without a barrier.
+FUNC int peek(const int* told) { return *reinterpret_cast<const volatile int*>(told); }
+FUNC void tell(int* told, int number) { *reinterpret_cast<volatile int*>(told) = number; }
+
 // A barrier of THREADS threads of a block that know it by the same number, 1 to 15.
 template <int THREADS>
 FUNC void team_barrier(int number) {
@@ -101,25 +123,6 @@ struct Pair<__half> {
   }
 };
 
-// sums += (16 + codes) x for eight codes of two rows of a weight, and the x that they meet.
-template <typename X>
-FUNC void multiply_words(float (&sums)[4], uint upper, uint lower, const Pack<uint, 4>& x) {
-  const uint first[4] = {Pair<X>::template codes<0>(upper), Pair<X>::template codes<0>(lower),
-                         Pair<X>::template codes<1>(upper), Pair<X>::template codes<1>(lower)};
-  const uint second[4] = {Pair<X>::template codes<2>(upper), Pair<X>::template codes<2>(lower),
-                          Pair<X>::template codes<3>(upper), Pair<X>::template codes<3>(lower)};
-  Pair<X>::multiply(sums, first, x.v[0], x.v[1]);
-  Pair<X>::multiply(sums, second, x.v[2], x.v[3]);
-}
-
-// Every row of sums += the sum of x.
-template <typename X>
-FUNC void add_words(float (&sums)[4], const Pack<uint, 4>& x) {
-  const uint ones[4] = {Pair<X>::ones, Pair<X>::ones, Pair<X>::ones, Pair<X>::ones};
-  Pair<X>::multiply(sums, ones, x.v[0], x.v[1]);
-  Pair<X>::multiply(sums, ones, x.v[2], x.v[3]);
-}
-
 // Eight values side by side, from any address.
 template <typename X>
 FUNC Pack<uint, 4> load_eight(const X* p) {
@@ -132,35 +135,4 @@ FUNC Pack<uint, 4> load_eight(const X* p) {
     words.v[i] = halves[2 * i] | (static_cast<uint>(halves[2 * i + 1]) << 16);
   }
   return words;
-}
-
-// The eight values in the order of the codes that they meet: 0 4 1 5 2 6 3 7.
-FUNC Pack<uint, 4> in_code_order(const Pack<uint, 4>& x) {
-  Pack<uint, 4> ordered;
-  ordered.v[0] = __byte_perm(x.v[0], x.v[2], 0x5410);
-  ordered.v[1] = __byte_perm(x.v[0], x.v[2], 0x7632);
-  ordered.v[2] = __byte_perm(x.v[1], x.v[3], 0x5410);
-  ordered.v[3] = __byte_perm(x.v[1], x.v[3], 0x7632);
-  return ordered;
-}
-
-template <typename X>
-FUNC Floats<8> to_floats(const Pack<uint, 4>& words) {
-  Floats<8> wide;
-  const X* values = reinterpret_cast<const X*>(words.v);
-  UNROLL for (int i = 0; i < 8; i++) { wide.v[i] = static_cast<float>(values[i]); }
-  return wide;
-}
-
-// COUNT scales side by side, from shared memory.
-template <typename S, int COUNT>
-FUNC void load_scales(float (&scale)[COUNT], uint address) {
-  constexpr int WORDS = COUNT * static_cast<int>(sizeof(S)) / 4;
-  uint words[WORDS];
-  UNROLL for (int w = 0; w < WORDS; w += WORDS == 2 ? 2 : 4) {
-    const auto pack = load_shared<Pack<uint, WORDS == 2 ? 2 : 4>>(address + 4 * w);
-    UNROLL for (int i = 0; i < (WORDS == 2 ? 2 : 4); i++) { words[w + i] = pack.v[i]; }
-  }
-  const S* const values = reinterpret_cast<const S*>(words);
-  UNROLL for (int i = 0; i < COUNT; i++) { scale[i] = static_cast<float>(values[i]); }
 }

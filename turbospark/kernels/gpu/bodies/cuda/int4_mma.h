@@ -10,12 +10,11 @@ using S = TYPE_scales0;
 constexpr int GROUPS = K / 64;
 constexpr int STEPS = (GROUPS + STEP - 1) / STEP;
 constexpr bool STAGED_SCALES = GROUPS % STEP == 0;
-constexpr int CODE_BYTES = 16 * 32 * STEP;
-constexpr int ROW_SCALES = STEP * static_cast<int>(sizeof(S));
-constexpr int SLICE_BYTES = CODE_BYTES + (STAGED_SCALES ? 2 * 16 * ROW_SCALES : 0);
 constexpr int SLICES = MATRICES * TALL;
+using Layout = Slice<STEP, S>;
+constexpr int SLICE_BYTES = Layout::code_bytes + (STAGED_SCALES ? Layout::scale_bytes : 0);
 constexpr int STAGE_BYTES = SLICES * SLICE_BYTES;
-constexpr int X_STRIDE = 2 * K + 64;
+constexpr int X_STRIDE = row_bytes(K);
 constexpr int X_BYTES = STAGED_X ? M * X_STRIDE : 0;
 constexpr int TEAMS = 8 / WARPS;
 constexpr int TEAM_THREADS = 32 * WARPS;
@@ -33,7 +32,8 @@ const int row_of_x = row_of_lane < M ? row_of_lane : M - 1;
 
 const uint stages = shared_address(shared) + warp * STAGES * STAGE_BYTES;
 const uint staged_x = shared_address(shared) + 8 * STAGES * STAGE_BYTES;
-float* const sums = reinterpret_cast<float*>(shared + 8 * STAGES * STAGE_BYTES + X_BYTES);
+SHARED_PTR float* const sums =
+    reinterpret_cast<SHARED_PTR float*>(shared + 8 * STAGES * STAGE_BYTES + X_BYTES);
 
 const int rounds = ((ALL_TILES + TEAMS - 1) / TEAMS - static_cast<int>(blockIdx.x) +
                     static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
@@ -68,31 +68,10 @@ auto fetch = [&]() {
   if (fetched < total_steps) {
     const int last_row = PART(N, fetched_part) - 1;
     UNROLL for (int slice = 0; slice < SLICES; slice++) {
-      const uint* const codes = MATRIX(codes, fetched_part, slice / TALL);
-      const uint to = fetched_to + slice * SLICE_BYTES;
-      const int first = fetched_row + slice % TALL * 16;
-      const int chunk = lane % (2 * STEP);
-      UNROLL for (int i = 0; i < STEP; i++) {
-        const int row = lane / (2 * STEP) + i * (16 / STEP);
-        const int from_row = metal::min(first + row, last_row);
-        const int from_chunk = fetched_step * (2 * STEP) + chunk;
-        if (STAGED_SCALES || from_chunk < 2 * GROUPS) {
-          copy_async(to + row * (32 * STEP) + ((chunk ^ (2 * (row & 3))) * 16),
-                     codes + from_row * (K / 8) + from_chunk * 4);
-        }
-      }
-      if (STAGED_SCALES && (HAS_BIASES || lane < 16)) {
-        const S* const scales = MATRIX(scales, fetched_part, slice / TALL);
-        const S* const biases = MATRIX(biases, fetched_part, slice / TALL);
-        const int from_row = metal::min(first + lane % 16, last_row);
-        const S* const from =
-            (lane < 16 ? scales : biases) + from_row * GROUPS + fetched_step * STEP;
-        constexpr int BYTES = ROW_SCALES < 16 ? ROW_SCALES : 16;
-        UNROLL for (int part = 0; part < ROW_SCALES / BYTES; part++) {
-          copy_async_cached<BYTES>(to + CODE_BYTES + lane * ROW_SCALES + part * BYTES,
-                            reinterpret_cast<const char*>(from) + part * BYTES);
-        }
-      }
+      fetch_slice<STEP, HAS_BIASES, S>(
+          fetched_to + slice * SLICE_BYTES, MATRIX(codes, fetched_part, slice / TALL),
+          MATRIX(scales, fetched_part, slice / TALL), MATRIX(biases, fetched_part, slice / TALL),
+          fetched_row + slice % TALL * 16, last_row, fetched_step, GROUPS, lane);
     }
     fetched++;
     fetched_to = fetched % STAGES == 0 ? stages : fetched_to + STAGE_BYTES;
@@ -109,60 +88,12 @@ auto fetch = [&]() {
 UNROLL for (int stage = 0; stage < STAGES - 1; stage++) { fetch(); }
 
 if constexpr (STAGED_X) {
-  float squares[M];
-  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
-  for (int chunk = threadIdx.x; chunk < K / 8; chunk += 256) {
-    Pack<uint, 4> words[M];
-    UNROLL for (int m = 0; m < M; m++) { words[m] = load_eight(x + m * K + chunk * 8); }
-    const uint to = staged_x + chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16;
-    UNROLL for (int m = 0; m < M; m++) {
-      words[m] = in_code_order(words[m]);
-      store_shared(to + m * X_STRIDE, words[m]);
-      if constexpr (NORM) {
-        const Floats<8> value = to_floats<X>(words[m]);
-        UNROLL for (int i = 0; i < 8; i++) {
-          squares[m] = metal::fma(value.v[i], value.v[i], squares[m]);
-        }
-      }
-    }
-  }
-  if constexpr (NORM) {
-    UNROLL for (int m = 0; m < M; m++) {
-      const float square_sum = simd_sum(squares[m]);
-      if (lane == 0) { sums[m * 8 + warp] = square_sum; }
-    }
-    __syncthreads();
-    float inverse[M];
-    UNROLL for (int m = 0; m < M; m++) {
-      float square_sum = 0.0f;
-      UNROLL for (int i = 0; i < 8; i++) { square_sum += sums[m * 8 + i]; }
-      inverse[m] = inverse_root_mean(square_sum, K, numbers[0]);
-    }
-    for (int chunk = threadIdx.x; chunk < K / 8; chunk += 256) {
-      Floats<8> factor;
-      if constexpr (HAS_NORM_WEIGHT) { factor = load_floats<8>(norm_weight + chunk * 8); }
-      const uint at = staged_x + chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16;
-      UNROLL for (int m = 0; m < M; m++) {
-        auto words = load_shared<Pack<uint, 4>>(at + m * X_STRIDE);
-        Floats<8> value = to_floats<X>(words);
-        UNROLL for (int i = 0; i < 8; i++) {
-          value.v[i] = value.v[i] * inverse[m];
-          if constexpr (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i / 2 + i % 2 * 4]; }
-        }
-        UNROLL for (int i = 0; i < 4; i++) {
-          words.v[i] = Pair<X>::pack(value.v[2 * i], value.v[2 * i + 1]);
-        }
-        store_shared(at + m * X_STRIDE, words);
-      }
-    }
-  }
-  __syncthreads();
+  stage_rows<M, K, NORM, HAS_NORM_WEIGHT>(staged_x, x, norm_weight, numbers[0], sums,
+                                          threadIdx.x);
 }
 
-const uint codes_of_lane = row_of_lane * (32 * STEP) + quarter * 8;
-const uint turn = 32 * (row_of_lane & 3);
 const uint x_of_lane = staged_x + row_of_x * X_STRIDE + quarter * 16;
-const X* const direct_x = x + row_of_x * K + quarter * 16;
+const GLOBAL X* const direct_x = x + row_of_x * K + quarter * 16;
 uint stage = stages;
 int used = 0;
 
@@ -202,17 +133,10 @@ for (int round = 0; round < rounds; round++) {
     float offset[SLICES][2][STEP];
     if constexpr (!STAGED_SCALES) {
       UNROLL for (int slice = 0; slice < SLICES; slice++) {
-        const S* const scales = MATRIX(scales, part, slice / TALL);
-        const S* const biases = MATRIX(biases, part, slice / TALL);
-        UNROLL for (int half = 0; half < 2; half++) {
-          const int line = first_row + slice % TALL * 16 + row_of_lane + 8 * half;
-          const int row = metal::min(line, columns - 1);
-          UNROLL for (int j = 0; j < STEP; j++) {
-            const int at = row * GROUPS + metal::min(step * STEP + j, GROUPS - 1);
-            scale[slice][half][j] = static_cast<float>(scales[at]);
-            offset[slice][half][j] = HAS_BIASES ? static_cast<float>(biases[at]) : 0.0f;
-          }
-        }
+        read_scales<HAS_BIASES>(scale[slice], offset[slice], MATRIX(scales, part, slice / TALL),
+                                MATRIX(biases, part, slice / TALL),
+                                first_row + slice % TALL * 16 + row_of_lane, columns - 1, step,
+                                GROUPS);
       }
     }
 
@@ -222,12 +146,8 @@ for (int round = 0; round < rounds; round++) {
 
     if constexpr (STAGED_SCALES) {
       UNROLL for (int slice = 0; slice < SLICES; slice++) {
-        UNROLL for (int half = 0; half < 2; half++) {
-          const uint at = stage + slice * SLICE_BYTES + CODE_BYTES +
-                          (row_of_lane + 8 * half) * ROW_SCALES;
-          load_scales<S>(scale[slice][half], at);
-          if constexpr (HAS_BIASES) { load_scales<S>(offset[slice][half], at + 16 * ROW_SCALES); }
-        }
+        take_scales<HAS_BIASES, S>(scale[slice], offset[slice], stage + slice * SLICE_BYTES,
+                                   row_of_lane);
       }
     }
     UNROLL for (int j = 0; j < STEP; j++) {
@@ -245,21 +165,8 @@ for (int round = 0; round < rounds; round++) {
         add_words<X>(x_sum, low);
         add_words<X>(x_sum, high);
         UNROLL for (int slice = 0; slice < SLICES; slice++) {
-          const uint at = stage + slice * SLICE_BYTES + codes_of_lane + ((32 * j) ^ turn);
-          const auto upper = load_shared<Pack<uint, 2>>(at);
-          const auto lower = load_shared<Pack<uint, 2>>(at + 8 * 32 * STEP);
-          float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-          multiply_words<X>(dot, upper.v[0], lower.v[0], low);
-          multiply_words<X>(dot, upper.v[1], lower.v[1], high);
-          UNROLL for (int half = 0; half < 2; half++) {
-            const float s = scale[slice][half][j];
-            const float b = HAS_BIASES ? metal::fma(-16.0f, s, offset[slice][half][j])
-                                       : -(16.0f + static_cast<float>(ZERO)) * s;
-            UNROLL for (int i = 0; i < 2; i++) {
-              float& sum = total[slice][2 * half + i];
-              sum = metal::fma(s, dot[2 * half + i], metal::fma(b, x_sum[2 * half + i], sum));
-            }
-          }
+          add_group<X, HAS_BIASES, ZERO>(total[slice], stage + slice * SLICE_BYTES, j, row_of_lane,
+                                         quarter, low, high, x_sum, scale[slice], offset[slice]);
         }
       }
     }
@@ -267,7 +174,7 @@ for (int round = 0; round < rounds; round++) {
     stage = used % STAGES == 0 ? stages : stage + STAGE_BYTES;
   }
 
-  float* const own = sums + (round % 2 * TEAMS + team) * (SLICES * WARPS * 16 * M);
+  SHARED_PTR float* const own = sums + (round % 2 * TEAMS + team) * (SLICES * WARPS * 16 * M);
   UNROLL for (int slice = 0; slice < SLICES; slice++) {
     UNROLL for (int i = 0; i < 4; i++) {
       const int m = 2 * quarter + i % 2;

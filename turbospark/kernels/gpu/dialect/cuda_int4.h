@@ -1,0 +1,207 @@
+// Steps of products with 4-bit weights in groups of 64 on tensor cores, after cuda_fragments.h.
+// A slice is 16 rows of a weight by STEP groups: their codes, then their scales and biases where
+// the groups of a row are a multiple of STEP. A row of x lies in shared memory with the two halves
+// of every 16 values apart, in code order, and 64 bytes behind it.
+template <int STEP, typename S>
+struct Slice {
+  static constexpr int code_bytes = 16 * 32 * STEP;
+  static constexpr int row_scales = STEP * static_cast<int>(sizeof(S));
+  static constexpr int scale_bytes = 2 * 16 * row_scales;
+};
+
+// sums += (16 + codes) x for eight codes of two rows of a weight, and the x that they meet.
+template <typename X>
+FUNC void multiply_words(float (&sums)[4], uint upper, uint lower, const Pack<uint, 4>& x) {
+  const uint first[4] = {Pair<X>::template codes<0>(upper), Pair<X>::template codes<0>(lower),
+                         Pair<X>::template codes<1>(upper), Pair<X>::template codes<1>(lower)};
+  const uint second[4] = {Pair<X>::template codes<2>(upper), Pair<X>::template codes<2>(lower),
+                          Pair<X>::template codes<3>(upper), Pair<X>::template codes<3>(lower)};
+  Pair<X>::multiply(sums, first, x.v[0], x.v[1]);
+  Pair<X>::multiply(sums, second, x.v[2], x.v[3]);
+}
+
+// Every row of sums += the sum of x.
+template <typename X>
+FUNC void add_words(float (&sums)[4], const Pack<uint, 4>& x) {
+  const uint ones[4] = {Pair<X>::ones, Pair<X>::ones, Pair<X>::ones, Pair<X>::ones};
+  Pair<X>::multiply(sums, ones, x.v[0], x.v[1]);
+  Pair<X>::multiply(sums, ones, x.v[2], x.v[3]);
+}
+
+// The eight values in the order of the codes that they meet: 0 4 1 5 2 6 3 7.
+FUNC Pack<uint, 4> in_code_order(const Pack<uint, 4>& x) {
+  Pack<uint, 4> ordered;
+  ordered.v[0] = __byte_perm(x.v[0], x.v[2], 0x5410);
+  ordered.v[1] = __byte_perm(x.v[0], x.v[2], 0x7632);
+  ordered.v[2] = __byte_perm(x.v[1], x.v[3], 0x5410);
+  ordered.v[3] = __byte_perm(x.v[1], x.v[3], 0x7632);
+  return ordered;
+}
+
+template <typename X>
+FUNC Floats<8> to_floats(const Pack<uint, 4>& words) {
+  Floats<8> wide;
+  const X* values = reinterpret_cast<const X*>(words.v);
+  UNROLL for (int i = 0; i < 8; i++) { wide.v[i] = static_cast<float>(values[i]); }
+  return wide;
+}
+
+// COUNT scales side by side, from shared memory.
+template <typename S, int COUNT>
+FUNC void load_scales(float (&scale)[COUNT], uint address) {
+  constexpr int WORDS = COUNT * static_cast<int>(sizeof(S)) / 4;
+  constexpr int SIDE = WORDS == 2 ? 2 : 4;
+  uint words[WORDS];
+  UNROLL for (int w = 0; w < WORDS; w += SIDE) {
+    const auto pack = load_shared<Pack<uint, SIDE>>(address + 4 * w);
+    UNROLL for (int i = 0; i < SIDE; i++) { words[w + i] = pack.v[i]; }
+  }
+  const S* const values = reinterpret_cast<const S*>(words);
+  UNROLL for (int i = 0; i < COUNT; i++) { scale[i] = static_cast<float>(values[i]); }
+}
+
+// Starts to copy a slice: of rows from `first`, none behind `last_row`, and of groups from
+// step * STEP. `groups` are those of a row.
+template <int STEP, bool HAS_BIASES, typename S>
+FUNC void fetch_slice(uint to, const GLOBAL uint* codes, const GLOBAL S* scales,
+                      const GLOBAL S* biases, int first, int last_row, int step, int groups,
+                      int lane) {
+  constexpr int ROW_SCALES = Slice<STEP, S>::row_scales;
+  const int chunk = lane % (2 * STEP);
+  const int from_chunk = step * (2 * STEP) + chunk;
+  const bool is_whole = groups % STEP == 0;
+  UNROLL for (int i = 0; i < STEP; i++) {
+    const int row = lane / (2 * STEP) + i * (16 / STEP);
+    const int from_row = metal::min(first + row, last_row);
+    if (is_whole || from_chunk < 2 * groups) {
+      copy_async(to + row * (32 * STEP) + ((chunk ^ (2 * (row & 3))) * 16),
+                 codes + from_row * (groups * 8) + from_chunk * 4);
+    }
+  }
+  if (is_whole && (HAS_BIASES || lane < 16)) {
+    const int from_row = metal::min(first + lane % 16, last_row);
+    const GLOBAL S* const from = (lane < 16 ? scales : biases) + from_row * groups + step * STEP;
+    constexpr int BYTES = ROW_SCALES < 16 ? ROW_SCALES : 16;
+    UNROLL for (int part = 0; part < ROW_SCALES / BYTES; part++) {
+      copy_async_cached<BYTES>(
+          to + Slice<STEP, S>::code_bytes + lane * ROW_SCALES + part * BYTES,
+          reinterpret_cast<const GLOBAL char*>(from) + part * BYTES);
+    }
+  }
+}
+
+// The scales and biases that a lane needs of a slice, from shared memory.
+template <bool HAS_BIASES, typename S, int STEP>
+FUNC void take_scales(float (&scale)[2][STEP], float (&offset)[2][STEP], uint slice, int row) {
+  constexpr int ROW_SCALES = Slice<STEP, S>::row_scales;
+  UNROLL for (int half = 0; half < 2; half++) {
+    const uint at = slice + Slice<STEP, S>::code_bytes + (row + 8 * half) * ROW_SCALES;
+    load_scales<S>(scale[half], at);
+    if constexpr (HAS_BIASES) { load_scales<S>(offset[half], at + 16 * ROW_SCALES); }
+  }
+}
+
+// The same from the weight, where a slice has none; no row is behind `last_row`.
+template <bool HAS_BIASES, typename S, int STEP>
+FUNC void read_scales(float (&scale)[2][STEP], float (&offset)[2][STEP],
+                      const GLOBAL S* scales, const GLOBAL S* biases, int row, int last_row,
+                      int step, int groups) {
+  UNROLL for (int half = 0; half < 2; half++) {
+    const int from_row = metal::min(row + 8 * half, last_row);
+    UNROLL for (int j = 0; j < STEP; j++) {
+      const int at = from_row * groups + metal::min(step * STEP + j, groups - 1);
+      scale[half][j] = static_cast<float>(scales[at]);
+      offset[half][j] = HAS_BIASES ? static_cast<float>(biases[at]) : 0.0f;
+    }
+  }
+}
+
+// sum += a slice times a group of x; x_sum has the sums of that group. Codes enter as 16 + code.
+template <typename X, bool HAS_BIASES, int ZERO, int STEP>
+FUNC void add_group(float (&sum)[4], uint slice, int j, int row, int quarter,
+                    const Pack<uint, 4>& low, const Pack<uint, 4>& high, const float (&x_sum)[4],
+                    const float (&scale)[2][STEP], const float (&offset)[2][STEP]) {
+  const uint at =
+      slice + row * (32 * STEP) + quarter * 8 + ((32 * j) ^ (32 * static_cast<uint>(row & 3)));
+  const auto upper = load_shared<Pack<uint, 2>>(at);
+  const auto lower = load_shared<Pack<uint, 2>>(at + 8 * 32 * STEP);
+  float dot[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+  multiply_words<X>(dot, upper.v[0], lower.v[0], low);
+  multiply_words<X>(dot, upper.v[1], lower.v[1], high);
+  UNROLL for (int half = 0; half < 2; half++) {
+    const float s = scale[half][j];
+    const float b = HAS_BIASES ? metal::fma(-16.0f, s, offset[half][j])
+                               : -(16.0f + static_cast<float>(ZERO)) * s;
+    UNROLL for (int i = 0; i < 2; i++) {
+      float& total = sum[2 * half + i];
+      total = metal::fma(s, dot[2 * half + i], metal::fma(b, x_sum[2 * half + i], total));
+    }
+  }
+}
+
+// Bytes between rows of K values of x in shared memory.
+FUNC constexpr int row_bytes(int K) { return 2 * K + 64; }
+
+FUNC uint place_of_chunk(int chunk) {
+  return chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16;
+}
+
+// Puts M rows of x in shared memory, normed if NORM; 256 threads take part.
+// `sums` has room for 8 * M floats. Ends with a barrier.
+template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, typename X, typename W>
+FUNC void stage_rows(uint to, const GLOBAL X* x, const GLOBAL W* norm_weight, float eps,
+                     SHARED_PTR float* sums, int index) {
+  constexpr int STRIDE = row_bytes(K);
+  float squares[M];
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  for (int chunk = index; chunk < K / 8; chunk += 256) {
+    Pack<uint, 4> words[M];
+    UNROLL for (int m = 0; m < M; m++) { words[m] = load_eight(x + m * K + chunk * 8); }
+    UNROLL for (int m = 0; m < M; m++) {
+      words[m] = in_code_order(words[m]);
+      store_shared(to + place_of_chunk(chunk) + m * STRIDE, words[m]);
+      if constexpr (NORM) {
+        const Floats<8> value = to_floats<X>(words[m]);
+        UNROLL for (int i = 0; i < 8; i++) {
+          squares[m] = metal::fma(value.v[i], value.v[i], squares[m]);
+        }
+      }
+    }
+  }
+  if constexpr (NORM) {
+    UNROLL for (int m = 0; m < M; m++) {
+      const float square_sum = simd_sum(squares[m]);
+      if (index % 32 == 0) { sums[m * 8 + index / 32] = square_sum; }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    float inverse[M];
+    UNROLL for (int m = 0; m < M; m++) {
+      float square_sum = 0.0f;
+      UNROLL for (int i = 0; i < 8; i++) { square_sum += sums[m * 8 + i]; }
+      inverse[m] = inverse_root_mean(square_sum, K, eps);
+    }
+    for (int chunk = index; chunk < K / 8; chunk += 256) {
+      Floats<8> factor;
+      if constexpr (HAS_NORM_WEIGHT) { factor = load_floats<8>(norm_weight + chunk * 8); }
+      UNROLL for (int m = 0; m < M; m++) {
+        const uint at = to + place_of_chunk(chunk) + m * STRIDE;
+        auto words = load_shared<Pack<uint, 4>>(at);
+        Floats<8> value = to_floats<X>(words);
+        UNROLL for (int i = 0; i < 8; i++) {
+          value.v[i] = value.v[i] * inverse[m];
+          if constexpr (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i / 2 + i % 2 * 4]; }
+        }
+        UNROLL for (int i = 0; i < 4; i++) {
+          words.v[i] = Pair<X>::pack(value.v[2 * i], value.v[2 * i + 1]);
+        }
+        store_shared(at, words);
+      }
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+template <int VALUE>
+struct Number {
+  static constexpr int value = VALUE;
+};
