@@ -16,6 +16,7 @@ DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 ROUNDING = {mx.float32: 2e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
 
 GAPPED = ("attention_partials", "attention_tensor", "head_norm_rope")
+GAPPED += ("latent_queries", "latent_queries_dense", "latent_partials")
 """Bodies that leave out what nobody reads: chunks without keys, rows behind the newest."""
 
 

@@ -19,6 +19,8 @@ from turbospark.kernels.gpu.int4_chain import KERNEL as CHAIN
 from turbospark.kernels.gpu.int4_product import kernel_of
 from turbospark.kernels.gpu.int4_rows import KERNEL as INT4_ROWS
 from turbospark.kernels.gpu.kernel import Kernel, header
+from turbospark.kernels.gpu.latent import KERNELS as LATENTS
+from turbospark.kernels.gpu.latent import PARTIALS as LATENT_PARTIALS
 from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
 
 FOLDER = resources.files("turbospark.kernels.gpu")
@@ -27,6 +29,8 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # - codes, gate_codes, up_codes: whole rows of K / 8 words, K a multiple of 32;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - parts: what attention_partials wrote, rows of D + 4 floats;
+# - latents, keys, tail_v, tail_k of latent attention: rows of L and R values, L a multiple of 8, R
+#   of 2, of blocks of eight rows or more;
 # - x, weight and residual of rms_norm are passed on only where rows are multiples of 8;
 # - state, q and k of delta_scan: whole arrays of rows of Dk floats, Dk a multiple of 4;
 # - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4.
@@ -44,6 +48,21 @@ KERNELS = {
     "delta_scan": (SCAN, {"state", "q", "k"}, {"q", "k"}),
     "delta_gate": (GATE, set(), set()),
     "experts_route": (ROUTE, set(), set()),
+    "latent_queries": (
+        LATENTS["latent_queries", True],
+        {"codes", "scales", "biases", "tail_k", "tail_v"},
+        {"tail_k", "tail_v"},
+    ),
+    "latent_partials": (
+        LATENT_PARTIALS,
+        {"sealed_k", "sealed_v", "tail_k", "tail_v"},
+        {"latents", "keys"},
+    ),
+    "latent_values": (
+        LATENTS["latent_values", True],
+        {"codes", "scales", "biases", "parts"},
+        {"parts"},
+    ),
     "experts_up": (
         UP,
         {"x", "norm_weight", "gate_codes", "up_codes"},

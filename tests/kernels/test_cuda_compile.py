@@ -15,6 +15,7 @@ from kernels.cases_gpu_experts import ExpertCase
 from kernels.cases_gpu_heads import CASES as HEAD_CASES
 from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
+from kernels.cases_gpu_latent import LatentCase
 from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
 
@@ -104,6 +105,12 @@ LAUNCHES = {
     "queries of heads of 192": attention(replace(IN_BF16, T=8, heads=(8, 2), D=192)),
     "many queries of wide heads": attention(replace(IN_BF16, T=8, heads=(16, 2), D=512)),
     "keys of another type": attention(replace(IN_BF16, T=8, kv_dtype=HALF)),
+    "latents of one row": LatentCase(
+        1, (16, 512, 64, 128, 128), 200, 256, 128, 64, tail=128, dtype=BRAIN
+    ).run,
+    "latents of eight rows, floats": LatentCase(
+        8, (16, 512, 64, 128, 128), 200, 256, 128, None, tail=128, dtype=HALF
+    ).run,
     **{f"heads {case}": case.run for case in HEAD_CASES[3:6]},
 }
 

@@ -1,0 +1,327 @@
+"""Latent attention of a few rows on a GPU: queries, chunks of positions, values, a launch each.
+
+The cache keeps latents and rotated keys apart; its rows are read as they lie, and the matrix of a
+layer's heads as it is stored. The reference is kernels/latent.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from turbospark.errors import ShapeError
+from turbospark.kernels.gpu import int4_product
+from turbospark.kernels.gpu.attention_geometry import Chunks
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, resident
+from turbospark.kernels.gpu.trial import runs
+from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
+from turbospark.kernels.latent import LatentGeometry
+from turbospark.kernels.rope import Rope
+from turbospark.kernels.weights import Norm, QuantizedWeight, Weight
+from turbospark.protocols import Phase
+
+MAX_ROWS = 8
+CHUNKS = Chunks(32, 32)
+"""The first 32 chunks have 32 positions, the next 32 twice as many, and so on."""
+MAX_LATENT, MAX_ROPE = 512, 128
+
+_SIMDGROUPS = 8
+_COPY_ROWS = 16  # of the tail, a threadgroup
+_QUERIES = 2  # of a SIMD-group
+_VALUES = 4  # of a SIMD-group
+
+Sizes = dict[str, mx.Dtype | int | bool]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentUnit:
+    """What a layer's latent attention is made of.
+
+    Attributes:
+        sizes: of the layer.
+        rope: of a head's rotated part and of the keys that heads share.
+        norm: of the latents, with a weight.
+        expand: [H * (N + V), L], of each head the keys' rows, then the values'.
+        scale: factor of the scores.
+        frequencies: the embedding's.
+    """
+
+    sizes: LatentGeometry
+    rope: Rope
+    norm: Norm
+    expand: Weight
+    scale: float
+    frequencies: mx.array
+
+    @classmethod
+    def build(
+        cls, sizes: LatentGeometry, rope: Rope, norm: Norm, expand: Weight, scale: float
+    ) -> "LatentUnit":
+        """Put a layer's parts together."""
+        return cls(sizes, rope, norm, expand, scale, resident(mx.array(rope.inv_freq)))
+
+    def matrix(self) -> tuple[list[mx.array], Sizes]:
+        """Arrays of the matrix and what a body must know of their layout."""
+        weight = self.expand
+        if not isinstance(weight, QuantizedWeight):
+            plain: Sizes = {"GROUP": 8, "HAS_BIASES": False, "ZERO": 0}
+            return [weight, weight, weight], plain
+        offsets = weight.scales if weight.biases is None else weight.biases
+        return [weight.codes, weight.scales, offsets], {
+            "GROUP": weight.group_size,
+            "HAS_BIASES": weight.biases is not None,
+            "ZERO": weight.zero or 0,
+        }
+
+    def template(self, rows: int) -> Sizes:
+        """What every body takes as template arguments."""
+        sizes = self.sizes
+        return self.matrix()[1] | {
+            "M": rows,
+            "HEADS": sizes.num_heads,
+            "N": sizes.key_dim,
+            "L": sizes.latent_dim,
+            "HEAD_ROWS": sizes.key_dim + sizes.value_dim,
+            "SIMDGROUPS": _SIMDGROUPS,
+        }
+
+
+def takes(sizes: LatentGeometry, rope: Rope, norm: Norm, expand: Weight) -> bool:
+    """Whether there are bodies for such a layer."""
+    is_read = (
+        expand.dtype in int4_product.FLOATS and expand.size >= 8
+        if isinstance(expand, mx.array)
+        else int4_product.takes(expand)
+        and (expand.biases is None or expand.biases.dtype == expand.scales.dtype)
+    )
+    return (
+        is_read
+        and norm.weight is not None
+        and sizes.latent_dim % 8 == 0
+        and sizes.latent_dim <= MAX_LATENT
+        and sizes.rope_dim % 2 == 0
+        and sizes.rope_dim <= MAX_ROPE
+        and 2 * rope.inv_freq.size == sizes.rope_dim
+    )
+
+
+def latent_queries(
+    q: mx.array, row: mx.array, rows: StepRows, unit: LatentUnit, *, target: GpuTarget
+) -> tuple[mx.array, RowBlock]:
+    """Make queries that score latents, and write a step's rows behind those of the tail.
+
+    Args:
+        q: [T, H * (N + R)], not rotated; 1 to 8 rows, row i at position rows.lengths[1] + i.
+        row: [T, L + R], latents before their norm and keys before their rotation.
+        rows: the tail has room for T rows more; `sealed` is not looked at.
+        unit: the layer.
+        target: where.
+
+    Returns:
+        Queries [T, H, L + R] float32, times the scores' factor, and the new tail.
+
+    Raises:
+        ShapeError: shapes do not fit.
+    """
+    sizes, tail, T = unit.sizes, rows.tail, q.shape[0]
+    L, R, H = sizes.latent_dim, sizes.rope_dim, sizes.num_heads
+    _check(q, row, tail, sizes)
+    arrays, _ = unit.matrix()
+    slices, room = -(-L // 256), tail.k.shape[1]
+    groups, threads = H * slices + 1 + -(-(room - T) // _COPY_ROWS), 32 * _SIMDGROUPS
+    weight = unit.norm.weight
+    assert weight is not None
+    y, new_k, new_v = _kernel("latent_queries", unit)(
+        target,
+        [
+            *(q, row, weight, *arrays, tail.k, tail.v),
+            *(rows.lengths, unit.frequencies),
+            constant((unit.norm.eps, unit.rope.magnitude, unit.scale)),
+        ],
+        template=unit.template(T)
+        | {
+            "KV": tail.k.dtype,
+            "R": R,
+            "SLICES": slices,
+            "COPY_ROWS": _COPY_ROWS,
+            "IS_TRADITIONAL": unit.rope.traditional,
+        },
+        grid=(groups * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
+        outputs=[
+            ((T, H, L + R), mx.float32),
+            (tail.k.shape, tail.k.dtype),
+            (tail.v.shape, tail.v.dtype),
+        ],
+    )
+    return y, RowBlock(new_k, new_v)
+
+
+def latent_step(
+    q: mx.array, rows: StepRows, unit: LatentUnit, dtype: mx.Dtype, *, target: GpuTarget
+) -> mx.array:
+    """Attend from `latent_queries`, whose own rows are in `rows`, and read the values.
+
+    Args:
+        q: [T, H, L + R] float32.
+        rows: what the step reads.
+        unit: the layer.
+        dtype: of the result.
+        target: where.
+
+    Returns:
+        [T, H * V].
+    """
+    sizes, T = unit.sizes, q.shape[0]
+    L, R, H, V = sizes.latent_dim, sizes.rope_dim, sizes.num_heads, sizes.value_dim
+    tail = rows.tail.k.shape[1]
+    capacity = tail if rows.sealed is rows.tail else rows.sealed.k.shape[1] + tail
+    splits, threads = CHUNKS.count(capacity, T, None), 32 * _SIMDGROUPS
+    cut: Sizes = {"CHUNK": CHUNKS.size, "FIRST": CHUNKS.first}
+    tiles = -(-T * H // (_QUERIES * _SIMDGROUPS))
+    (parts,) = PARTIALS(
+        target,
+        [q, rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v, rows.lengths],
+        template=cut
+        | {
+            "M": T,
+            "HEADS": H,
+            "L": L,
+            "R": R,
+            "KV": rows.tail.k.dtype,
+            "QUADS": -(-L // 128),
+            "PAIRS": -(-R // 64),
+            "QUERIES": _QUERIES,
+            "BATCH": 8 // _QUERIES,
+            "SIMDGROUPS": _SIMDGROUPS,
+        },
+        grid=(threads, tiles, splits),
+        threadgroup=(threads, 1, 1),
+        outputs=[((splits, T, H, L + 4), mx.float32)],
+    )
+    arrays, _ = unit.matrix()
+    (y,) = _kernel("latent_values", unit)(
+        target,
+        [parts, *arrays, rows.lengths],
+        template=unit.template(T)
+        | cut
+        | {"V": V, "T": dtype, "GROUPS": 4 * threads // L, "ROWS": _VALUES},
+        grid=(threads, T * H, -(-V // (_SIMDGROUPS * _VALUES))),
+        threadgroup=(threads, 1, 1),
+        outputs=[((T, H * V), dtype)],
+    )
+    return y
+
+
+AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
+
+
+def bind_latents(unit: LatentUnit, target: GpuTarget) -> AttendLatents | None:
+    """The bodies for one layer; None where a trial fails. What they do not serve gives None."""
+    if not _can_run(unit, target):
+        return None
+
+    def run(q: mx.array, row: mx.array, cache: Any, phase: Phase) -> mx.array | None:
+        T = q.shape[0]
+        if phase is not Phase.DECODE or T > MAX_ROWS:
+            return None
+        rows = cache.rows()
+        if isinstance(rows, StepRows):
+            queries, tail = latent_queries(q, row, rows, unit, target=target)
+            cache.rebind(tail, T)
+            return latent_step(queries, cache.rows(), unit, q.dtype, target=target)
+        offset = cache.offset
+        block = _unread(unit.sizes, MAX_ROWS, q.dtype)
+        own = StepRows(block, block, resident(mx.array([offset, offset], mx.int32)))
+        queries, tail = latent_queries(q, row, own, unit, target=target)
+        cache.append(tail.k[:, :T].swapaxes(0, 1), tail.v[:, :T].swapaxes(0, 1))
+        return latent_step(queries, _as_step(cache.rows(), offset), unit, q.dtype, target=target)
+
+    return run
+
+
+def _as_step(rows: KVRows, start: int) -> StepRows:
+    """Rows as they are now; one block's arrays stand in where no position lies in the other."""
+    sealed, tail = rows.sealed or rows.tail, rows.tail or rows.sealed
+    if sealed is None or tail is None:
+        raise ShapeError("latent attention over a cache without rows")
+    if sealed is rows.sealed and tail is rows.sealed:
+        tail = RowBlock(sealed.k, sealed.v)
+    return StepRows(sealed, tail, resident(mx.array([rows.boundary, start], mx.int32)))
+
+
+def _unread(sizes: LatentGeometry, count: int, dtype: mx.Dtype) -> RowBlock:
+    """A tail without rows, with room for `count`."""
+    dims = (sizes.rope_dim, sizes.latent_dim)
+    k, v = (mx.zeros((1, count, dim), dtype) for dim in dims)
+    return RowBlock(k, v)
+
+
+def _can_run(unit: LatentUnit, target: GpuTarget) -> bool:
+    sizes = unit.sizes
+    dtype = unit.expand.dtype if isinstance(unit.expand, mx.array) else unit.expand.scales.dtype
+
+    def launch() -> mx.array:
+        q = mx.zeros((1, sizes.num_heads * sizes.query_dim), dtype)
+        block = _unread(sizes, 128, dtype)
+        rows = StepRows(block, block, resident(mx.array([0, 0], mx.int32)))
+        queries, tail = latent_queries(
+            q, mx.zeros((1, sizes.row_dim), dtype), rows, unit, target=target
+        )
+        return latent_step(queries, StepRows(tail, tail, rows.lengths), unit, dtype, target=target)
+
+    text = f"{sizes.num_heads} heads over latents of {sizes.latent_dim} numbers"
+    return runs("latent attention", text, launch, target)
+
+
+def _kernel(name: str, unit: LatentUnit) -> Kernel:
+    return KERNELS[name, isinstance(unit.expand, QuantizedWeight)]
+
+
+def _built(name: str, coded: bool) -> Kernel:
+    inputs, outputs = _NAMES[name]
+    kind = "" if coded else "_dense"
+    return Kernel(
+        f"{name}{kind}",
+        inputs,
+        outputs,
+        body=name,
+        macros=(f"CODED {int(coded)}",),
+        helpers=("latent.h",),
+    )
+
+
+_MATRIX = ("codes", "scales", "biases")
+_NAMES = {
+    "latent_queries": (
+        (
+            *("q", "row", "norm_weight", *_MATRIX, "tail_k", "tail_v"),
+            *("lengths", "frequencies", "numbers"),
+        ),
+        ("y", "new_k", "new_v"),
+    ),
+    "latent_values": (("parts", *_MATRIX, "lengths"), ("y",)),
+}
+KERNELS = {(name, coded): _built(name, coded) for name in _NAMES for coded in (True, False)}
+PARTIALS = Kernel(
+    "latent_partials", ("q", "sealed_k", "sealed_v", "tail_k", "tail_v", "lengths"), ("y",)
+)
+
+
+def _check(q: mx.array, row: mx.array, tail: RowBlock, sizes: LatentGeometry) -> None:
+    T = q.shape[0]
+    wanted = (T, sizes.num_heads * sizes.query_dim), (T, sizes.row_dim)
+    if not 1 <= T <= MAX_ROWS or (q.shape, row.shape) != wanted or q.dtype != row.dtype:
+        raise ShapeError(
+            f"latent_queries takes 1 to {MAX_ROWS} rows q {wanted[0]} and row {wanted[1]} of one "
+            f"type, not {q.shape} {q.dtype} and {row.shape} {row.dtype}"
+        )
+    room = tail.k.shape[1]
+    if (tail.k.shape, tail.v.shape) != ((1, room, sizes.rope_dim), (1, room, sizes.latent_dim)):
+        raise ShapeError(
+            f"latent_queries writes rows of {sizes.rope_dim} and {sizes.latent_dim} numbers into "
+            f"a tail, not into {tail.k.shape} and {tail.v.shape}"
+        )
+    if room < T:
+        raise ShapeError(f"latent_queries writes {T} rows into a tail, not into {tail.k.shape}")
