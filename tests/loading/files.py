@@ -22,7 +22,8 @@ LLAMA = {
     "tie_word_embeddings": True,
     "eos_token_id": 2,
 }
-_NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "U8": np.uint8}
+_NUMPY = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "U32": np.uint32, "U8": np.uint8,
+          "I64": np.int64}  # fmt: skip
 
 
 def llama_shapes():

@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.arrays import evaluate
 from turbospark.loading.build import Meter, Progress, load_model
+from turbospark.loading.checkpoint import load_arrays
 from turbospark.loading.install import check_fit, parameter_slots, parts_of
 from turbospark.loading.losses import Loss, loss
 from turbospark.loading.opened import open_checkpoint
@@ -163,8 +164,9 @@ def _write(
     if not opened.is_quantized:
         widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
         require_divisible(widths, chosen, str(source.path))
+    weights |= load_arrays(opened.left)
     source_bytes = sum(weight.nbytes for weight in weights.values())
-    writer = _Writer(opened.model, weights, chosen, progress)
+    writer = _Writer(opened.model, weights, chosen, progress, opened.left)
     groups = split_names(writer.sizes(), SHARD_BYTES)
     target_bytes = write_shards(folder, groups, writer.arrays_of)
     writer.meter.finish()
@@ -194,9 +196,11 @@ class _Writer:
         weights: dict[str, Weight],
         wish: Quantization,
         progress: Progress | None,
+        tables: Iterable[str],
     ) -> None:
         self._weights, self._wish = weights, wish
         self._matrices = {name for name, slot in parameter_slots(model).items() if slot.is_matrix}
+        self._matrices.update(tables)
         self.layouts: dict[str, Quantization] = {}
         self.losses: list[Loss] = []
         self.meter = Meter(progress, sum(weight.nbytes for weight in weights.values()))

@@ -1,7 +1,7 @@
 """A checkpoint whose files are checked and whose model is built, before its weights are read."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from turbospark.loading.install import parameter_slots
 from turbospark.loading.quantized import WidthOf, assemble, canonical
 from turbospark.loading.safetensors import Slot
 from turbospark.loading.source import Source
+from turbospark.loading.tables import leave_tables
 from turbospark.protocols import CausalModel, Family, GGUFMapping
 from turbospark.registry import GGUF_GROUP, resolve_family
 from turbospark.tokenizer.front import Tokenizer
@@ -40,10 +41,11 @@ class Opened:
         tokenizer: the checkpoint's own.
         stop_ids: ids that end a text, by the configuration; the tokenizer may know more.
         is_quantized: whether its matrices are quantized.
-        file_bytes: bytes of all tensors.
+        file_bytes: bytes of all tensors that are read.
         is_lazy: whether `weights` only prepares reading; then its counter is never called.
         weights: read (or prepare) the weights under the model's own names; the argument is called
             with the bytes of each tensor that was read.
+        left: tensors of tables that stay in the files.
     """
 
     source: Path
@@ -56,6 +58,7 @@ class Opened:
     file_bytes: int
     is_lazy: bool
     weights: Callable[[Count], dict[str, Weight]]
+    left: Mapping[str, Slot] = field(default_factory=dict[str, Slot])
 
 
 def open_checkpoint(source: Source, dequantize: bool = False) -> Opened:
@@ -78,21 +81,24 @@ def _open_folder(source: Source) -> Opened:
     stop_ids = configs.stop_ids(folder, raw)
     model = build_model(folder_family(raw, path), config, path)
     slots = read_checkpoint(folder)
+    where = _where(folder, slots)
+    read = leave_tables(model, slots)
 
     def weights(_: Count) -> dict[str, Weight]:
-        return sanitized(model, load_arrays(slots), quantization, path)
+        return sanitized(model, load_arrays(read), quantization, path)
 
     return Opened(
         source=folder,
-        where=_where(folder, slots),
+        where=where,
         model=model,
         config=config,
         tokenizer=load_tokenizer(folder, config),
         stop_ids=stop_ids,
         is_quantized=any(name.endswith((".scales", "_blocks")) for name in slots),
-        file_bytes=sum(slot.nbytes for slot in slots.values()),
+        file_bytes=sum(slot.nbytes for slot in read.values()),
         is_lazy=True,
         weights=weights,
+        left={name: slot for name, slot in slots.items() if name not in read},
     )
 
 

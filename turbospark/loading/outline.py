@@ -25,6 +25,7 @@ from turbospark.loading.gguf_weights import gguf_config, parameter_names
 from turbospark.loading.install import Handling, check_fit, handled, parameter_slots
 from turbospark.loading.opened import build_model, folder_family, gguf_family, sanitized
 from turbospark.loading.source import Source
+from turbospark.loading.tables import forget_tables
 from turbospark.nn.moe import expert_shares
 from turbospark.protocols import CausalModel
 
@@ -40,6 +41,7 @@ class Outline:
         weights: sanitized names to stand-ins.
         file_bytes: bytes of the tensors in the files.
         num_tensors: tensors in the files.
+        left_bytes: bytes of tables that stay in the files.
     """
 
     path: str
@@ -48,6 +50,7 @@ class Outline:
     weights: dict[str, Weight]
     file_bytes: int
     num_tensors: int
+    left_bytes: int = 0
 
     @property
     def causal(self) -> CausalModel:
@@ -102,8 +105,11 @@ def _outline(name: str, path: Path, arrays: Mapping[str, mx.array], file_bytes: 
     raw = configs.read_config(path.parent)
     config = configs.normalise(raw, path)
     model = build_model(folder_family(raw, path), config, path)
-    weights = sanitized(model, arrays, configs.quantization(config, path), path)
-    return Outline(name, model, config, weights, file_bytes, len(arrays))
+    left = forget_tables(model, {key: array.nbytes for key, array in arrays.items()})
+    read = {key: array for key, array in arrays.items() if key not in left}
+    weights = sanitized(model, read, configs.quantization(config, path), path)
+    left_bytes = sum(arrays[key].nbytes for key in left)
+    return Outline(name, model, config, weights, file_bytes, len(arrays), left_bytes)
 
 
 def _gguf_outline(file: GGUFFile, dequantize: bool) -> Outline:

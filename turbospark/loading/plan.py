@@ -37,6 +37,7 @@ class Plan:
         file_bytes: bytes of the tensors in the files.
         weight_bytes: bytes of the weights once loaded; exact.
         active_bytes: those of them that one token needs: of routed experts, the few it is sent to.
+        left_bytes: bytes of tables that stay in the files, of which a token reads a few rows.
         context: tokens of a session.
         sessions: sessions kept.
         session_bytes: bytes of one session's caches at `context` tokens; exact.
@@ -57,6 +58,7 @@ class Plan:
     free_bytes: int | None
     state_bytes: int = 0
     active_bytes: int = 0
+    left_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
@@ -102,7 +104,7 @@ class Plan:
     def __repr__(self) -> str:
         rows = [
             ("weights", self.weight_bytes, f"{self.num_tensors} tensors, "
-             f"{megabytes(self.file_bytes)} on disk" + self._active_note()),
+             f"{megabytes(self.file_bytes)} on disk" + self._left_note() + self._active_note()),
             ("caches", self.cache_bytes, f"{self.sessions} x {megabytes(self.session_bytes)}, a "
              f"session of {self.context} tokens" + self._state_note()),
             ("working", self.working_bytes, "one prefill chunk and the logits, estimated"),
@@ -110,6 +112,11 @@ class Plan:
         ]  # fmt: skip
         lines = [f"{name:<8} {megabytes(size):>12}   {note}" for name, size, note in rows]
         return "\n".join([f"{self.source} ({self.model_type})", *lines])
+
+    def _left_note(self) -> str:
+        if not self.left_bytes:
+            return ""
+        return f", where {megabytes(self.left_bytes)} stay and are read row by row"
 
     def _active_note(self) -> str:
         if self.active_bytes in (0, self.weight_bytes):
@@ -164,6 +171,7 @@ def plan(
         file_bytes=shape.file_bytes,
         weight_bytes=held,
         active_bytes=active,
+        left_bytes=shape.left_bytes,
         context=context,
         sessions=sessions,
         session_bytes=session_bytes(caches, context),

@@ -51,17 +51,35 @@ class NgramTable(Embedding):
         super().__init__(count, dims)
         self.reader: RowReader | None = None
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and numbers of a row."""
+        rows, dims = self._shape
+        return rows, dims
+
     def leave_in_files(self, reader: RowReader) -> None:
         """Read rows as they are needed; the module has no parameter then.
 
         Raises:
             ShapeError: the files hold a table of another size.
         """
-        if reader.shape != self._shape:
-            raise ShapeError(f"a table {reader.shape} in files where {self._shape} is needed")
+        if reader.shape != self.shape:
+            raise ShapeError(f"a table {reader.shape} in files where {self.shape} is needed")
         for name in ("weight", "scales", "biases"):
             self.pop(name, None)
         self.reader = reader
+
+
+class TableRows(TokenEmbedding):
+    """Rows of a table in memory; of one in files there is nothing to bind."""
+
+    def __init__(self, table: NgramTable) -> None:
+        super().__init__(table)
+        self._table_or_reader = table
+
+    def bind(self, kernels: KernelSet) -> None:
+        if self._table_or_reader.reader is None:
+            super().bind(kernels)
 
 
 class NgramEmbedding(nn.Module):
@@ -76,7 +94,7 @@ class NgramEmbedding(nn.Module):
         super().__init__()
         self.hashing = hashing
         self.ngram_embedding = NgramTable(hashing.rows, dims // len(hashing.primes))
-        self.look_up = TokenEmbedding(self.ngram_embedding)
+        self.look_up = TableRows(self.ngram_embedding)
 
     @property
     def reader(self) -> RowReader | None:

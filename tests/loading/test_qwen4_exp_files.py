@@ -1,0 +1,287 @@
+"""Whole qwen4_exp checkpoints: as published, as converted, with tables in memory and in files."""
+
+import os
+import re
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from golden.fixtures import feed, int4_weights, load_golden
+from loading.files import bfloat16, write_folder
+from mlx.utils import tree_flatten
+
+from families.qwen4_exp import build
+from turbospark.errors import CheckpointError, ConfigError
+from turbospark.kernels.weights import QuantizedWeight
+from turbospark.loading import tables
+from turbospark.loading.build import load_model
+from turbospark.loading.convert import convert
+from turbospark.loading.plan import plan
+from turbospark.nn.weights import split_rows
+from turbospark.protocols import Phase
+from turbospark.settings import KernelPolicy
+
+REFERENCE = KernelPolicy(kernels="reference")
+TABLE = re.compile(r"(.+\.ple_embedding)\.ngram_embedding\.weight")
+PARTS = 4
+
+
+@pytest.fixture
+def golden():
+    return load_golden("qwen4_exp")
+
+
+@pytest.fixture
+def in_files(monkeypatch):
+    """Every table stays in its files."""
+    monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+
+
+def published(golden):
+    """Names and parts of the original release."""
+    found = {}
+    for name, value in golden.weights.items():
+        name = name.replace("model.", "model.language_model.", 1)
+        table = TABLE.fullmatch(name)
+        if table:
+            shards = np.array_split(value, PARTS)
+            found |= {
+                f"{table[1]}.ngram_embedding.shard_{i}.weight": x for i, x in enumerate(shards)
+            }
+        else:
+            found[name] = value
+    found["model.visual.merger.norm.weight"] = np.zeros(3, np.float32)
+    found["mtp.fc_hidden.weight"] = np.zeros((2, 2), np.float32)
+    return found
+
+
+def numbers(golden):
+    """The whole numbers that a release keeps beside its tables."""
+    found = {}
+    for i, layer in enumerate(build(golden.config).layers):
+        if layer.ngrams is not None:
+            hashing = layer.ngrams.ple_embedding.hashing
+            at = f"model.language_model.layers.{i}.ple.ple_embedding."
+            found[at + "layer_multipliers"] = np.array(hashing.multipliers, np.int64)
+            found[at + "ngram_heads_vocab_sizes"] = np.array(hashing.primes, np.int64)
+            found[at + "ngram_heads_offsets"] = np.array(hashing.offsets, np.int64)
+    return found
+
+
+def wrapped(golden, **extra):
+    text = golden.config | {"model_type": "qwen4_exp_text"}
+    return {
+        "model_type": "qwen4_exp",
+        "tie_word_embeddings": golden.config["tie_word_embeddings"],
+        "text_config": text,
+        "vision_config": {"depth": 2},
+    } | extra
+
+
+def converted(golden, *, baked, group_size=32, sharded=True):
+    """Tensors and `quantization` of an MLX conversion."""
+    tensors, quantization = {}, {"group_size": 64, "bits": 4, "mode": "affine"}
+    for own, weight in int4_weights(golden).items():
+        for name, value in mlx_names(own, weight, baked, sharded).items():
+            if not isinstance(value, QuantizedWeight):
+                tensors[name] = np.array(value)
+                continue
+            path = name.removesuffix(".weight")
+            parts = {"weight": value.codes, "scales": value.scales, "biases": value.biases}
+            tensors |= {f"{path}.{part}": np.array(array) for part, array in parts.items()}
+            if (value.bits, value.group_size) != (4, 64):
+                quantization[path] = {"group_size": value.group_size, "bits": value.bits}
+    return tensors, quantization
+
+
+def mlx_names(name, value, baked, sharded):
+    name = f"language_model.{name}"
+    table = TABLE.fullmatch(name)
+    if table and sharded:
+        parts = split_rows(name, value, 2)
+        return {f"{table[1]}.ngram_embedding.shards.{i}.weight": x for i, x in enumerate(parts)}
+    if name.endswith("experts.gate_up_proj.weight"):
+        stem = name.replace("experts.gate_up_proj.weight", "switch_mlp")
+        gate, up = split_rows(name, value)
+        return {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
+    if name.endswith("conv1d.weight"):
+        value = value.swapaxes(1, 2)
+    elif baked and "norm" in name and len(value.shape) == 1 and "linear_attn" not in name:
+        value = value + 1
+    return {name.replace("experts.down_proj", "switch_mlp.down_proj"): value}
+
+
+def logits(loaded, golden, count=40, **how):
+    return feed(loaded.model, golden.tokens[:count], [count], **how)
+
+
+def test_the_original_release_loads(golden, tmp_path):
+    folder = write_folder(tmp_path / "a", published(golden) | numbers(golden), wrapped(golden))
+    loaded = load_model(folder, policy=REFERENCE)
+    assert golden.difference(logits(loaded, golden), "full") < golden.tolerance
+
+
+@pytest.mark.parametrize("baked", [False, True])
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_conversion_loads_whether_or_not_its_norms_hold_one_more(
+    golden, tmp_path, baked, sharded
+):
+    tensors, quantization = converted(golden, baked=baked, sharded=sharded)
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden, quantization=quantization))
+    loaded = load_model(folder, policy=REFERENCE)
+    assert golden.difference(logits(loaded, golden), "int4") < golden.tolerance
+    layer = loaded.model.layers[1]
+    assert layer.mlp.gate.value.bits == layer.mlp.shared_expert_gate.value.bits == 8
+    assert layer.ngrams.ple_embedding.ngram_embedding.value.group_size == 32
+
+
+@pytest.mark.parametrize(("says", "factor"), [(False, 1), (True, 0)])
+def test_norms_that_are_said_to_hold_one_more_are_left_alone(golden, says, factor):
+    model = build(golden.config | {"preshifted_norm_weights": says})
+    name = "model.layers.0.mlp_hyper_connection.hc_norm.weight"
+    assert model.sanitize({name: mx.zeros((7,))})[name][0].item() == factor
+
+
+@pytest.mark.parametrize("kind", [None, "int4", "int4-g32"])
+def test_a_table_in_its_files_gives_the_same_bits(golden, tmp_path, monkeypatch, kind):
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    if kind is not None:
+        convert(folder, tmp_path / "b", quantize=kind, text=None)
+        folder = tmp_path / "b"
+    held = load_model(folder, policy=REFERENCE)
+    monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    left = load_model(folder, policy=REFERENCE)
+    assert left.model.layers[1].ngrams.ple_embedding.reader is not None
+    for sizes in ([40], [7] * 5 + [5]):
+        runs = [feed(each.model, golden.tokens, sizes) for each in (held, left)]
+        assert np.array_equal(*runs)
+    steps = [feed(each.model, golden.tokens, [1] * 40, phase=Phase.DECODE) for each in (held, left)]
+    assert np.array_equal(*steps)
+
+
+def test_a_table_in_bfloat16_gives_the_same_bits_from_its_files(golden, tmp_path, monkeypatch):
+    tensors = {
+        name: bfloat16(value) if "ngram_embedding" in name else value
+        for name, value in published(golden).items()
+    }
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden))
+    held = load_model(folder, policy=REFERENCE)
+    monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    left = load_model(folder, policy=REFERENCE)
+    assert np.array_equal(*(logits(each, golden) for each in (held, left)))
+
+
+def test_only_the_rows_of_the_tokens_are_read(golden, tmp_path, in_files, monkeypatch):
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    loaded = load_model(folder, policy=REFERENCE)
+    read, advised = [], []
+    preadv = os.preadv
+    monkeypatch.setattr(
+        os, "preadv", lambda file, into, at: (read.append(at), preadv(file, into, at))[1]
+    )
+    monkeypatch.setattr(
+        os, "posix_fadvise", lambda file, at, size, how: advised.append((len(read), at))
+    )
+    caches = loaded.model.make_caches(64, 5)
+    feed(loaded.model, golden.tokens[:1], [1], phase=Phase.DECODE, caches=caches)
+    assert len(read) == 2 * 4  # two layers of four heads
+    assert {at for _, at in advised} == set(read)
+    assert {before for before, _ in advised} == {0}  # all are asked for before one is read
+    feed(loaded.model, golden.tokens[1:4], [3], caches=caches)
+    assert len(read) <= 4 * 2 * 4
+
+
+def test_a_table_in_its_files_is_no_weight_of_the_plan(golden, tmp_path, monkeypatch):
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    table = sum(value.nbytes for name, value in published(golden).items() if "ngram_emb" in name)
+    held = plan(folder, context=64)
+    monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    left = plan(folder, context=64)
+    assert (held.left_bytes, left.left_bytes) == (0, table)
+    assert held.weight_bytes - left.weight_bytes == table
+    assert held.file_bytes == left.file_bytes
+    assert "stay and are read row by row" in repr(left)
+    loaded = load_model(folder, policy=REFERENCE)
+    sizes = [value.nbytes for _, value in tree_flatten(loaded.model.parameters())]
+    assert sum(sizes) == left.weight_bytes
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_2.weight",
+         "part 2 of the table"),
+        ("model.language_model.layers.2.self_attn.indexer.k_layernorm.weight",
+         "layers.2.self_attn.indexer.k_layernorm.weight"),
+        ("model.language_model.hyper_connection_mixer.hc_norm.weight",
+         "hyper_connection_mixer.hc_norm.weight"),
+        ("model.language_model.layers.4.ple.norm_conv.weight", "layers.4.ple.norm_conv.weight"),
+    ],
+)  # fmt: skip
+def test_a_missing_tensor_is_named(golden, tmp_path, monkeypatch, lost, says, left):
+    if left:
+        monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    tensors = published(golden)
+    del tensors[lost]
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden))
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        load_model(folder, policy=REFERENCE)
+
+
+def test_a_table_of_other_sizes_is_named_with_its_file(golden, tmp_path, in_files):
+    tensors = published(golden)
+    name = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding.shard_3.weight"
+    tensors[name] = tensors[name][:-1]
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*ngram_embedding.*is needed"):
+        load_model(folder, policy=REFERENCE)
+
+
+def test_an_unknown_tensor_is_named(golden, tmp_path):
+    tensors = published(golden) | {"model.language_model.layers.0.mystery.weight": np.zeros((2, 2))}
+    tensors = {name: np.asarray(value, np.float32) for name, value in tensors.items()}
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden))
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mystery\.weight"):
+        load_model(folder, policy=REFERENCE)
+
+
+def test_other_multipliers_than_the_configuration_makes_are_refused(golden, tmp_path):
+    own = numbers(golden)
+    name = next(name for name in own if name.endswith("layer_multipliers"))
+    own[name] = own[name] + 2
+    folder = write_folder(tmp_path / "a", published(golden) | own, wrapped(golden))
+    with pytest.raises(CheckpointError, match="layer_multipliers holds"):
+        load_model(folder, policy=REFERENCE)
+
+
+def test_a_row_that_was_cut_off_after_loading_is_an_error(golden, tmp_path, in_files):
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    loaded = load_model(folder, policy=REFERENCE)
+    os.truncate(folder / "model.safetensors", 1000)
+    with pytest.raises(CheckpointError, match="it was cut after it was loaded"):
+        logits(loaded, golden)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ple_layer_ids": [0]}, "layers are numbered 1 to 6"),
+        ({"ple_layer_ids": [7]}, "layers are numbered 1 to 6"),
+        ({"ple_layer_ids": [3]}, "no linear_attention layer"),
+        ({"indexer_budget": 7}, "not a multiple of indexer_compress_ratio"),
+        ({"indexer_kv_heads": 2}, "indexer_kv_heads=2 is not implemented"),
+        ({"indexer_head_dim": 12}, "that rotate"),
+        ({"ple_embed_dim": 130}, "does not divide into 4 heads"),
+        ({"eos_token_id": []}, "eos_token_id names no token"),
+        ({"output_gate_type": "tanh"}, "output_gate_type='tanh'"),
+        ({"layer_types": ["sliding_attention"] * 6}, r"layer_types[0]='sliding_attention'"),
+        ({"layer_types": ["linear_attention"] * 5}, "lists 5 layers"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok=9 is more"),
+        ({"norm_topk_prob": False}, "norm_topk_prob=False"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(golden, tmp_path, change, says):
+    folder = write_folder(tmp_path / "a", published(golden), golden.config | change)
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        load_model(folder, policy=REFERENCE)
