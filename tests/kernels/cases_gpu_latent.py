@@ -9,7 +9,7 @@ from kernels.matrices import relative_error, rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.latent import LatentUnit, latent_queries, latent_step
 from turbospark.kernels.kv_rows import RowBlock, StepRows
-from turbospark.kernels.latent import LatentGeometry
+from turbospark.kernels.latent import LatentGeometry, LatentLayer
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.weights import Norm, QuantizedWeight, Weight
@@ -55,7 +55,7 @@ class LatentCase:
         norm = Norm(1 + rows(1, sizes.latent_dim, seed=2)[0] / 3, EPS)
         rope = Rope.build("default", 1e3, sizes.rope_dim, traditional=self.traditional)
         rope = Rope(rope.inv_freq, rope.head_dim, 1.25, rope.traditional)
-        return LatentUnit.build(sizes, rope, norm, self.expand(), SCALE)
+        return LatentUnit.build(LatentLayer(sizes, rope, norm, self.expand(), SCALE))
 
     def inputs(self) -> tuple[mx.array, mx.array]:
         """Queries [T, H * (N + R)] and rows [T, L + R]."""
@@ -93,14 +93,15 @@ class LatentCase:
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Results [T, H * V] and the tail's rows up to the newest [n, L + R], in float64."""
-        sizes, unit = self.geometry, self.unit()
+        sizes, layer = self.geometry, self.unit().layer
         H, L, N = sizes.num_heads, sizes.latent_dim, sizes.key_dim
         q, row = (np.array(x.astype(mx.float32)).astype(np.float64) for x in self.inputs())
         latent = row[:, :L] / np.sqrt((row[:, :L] ** 2).mean(-1, keepdims=True) + EPS)
-        latent = latent * np.array(unit.norm.weight, np.float64)
+        latent = latent * np.array(layer.norm.weight, np.float64)
         own = np.concatenate([latent, self._turned(row[:, None, L:])[:, 0]], axis=-1)
         every = np.concatenate([self.held().astype(np.float64), own])
-        weight = dequantize_reference(unit.expand) if self.layout else unit.expand
+        expand = layer.expand
+        weight = dequantize_reference(expand) if self.layout else expand
         matrix = np.array(weight.astype(mx.float32)).astype(np.float64).reshape(H, -1, L)
         q = q.reshape(self.T, H, -1)
         wide = np.einsum("thn,hnl->thl", q[..., :N], matrix[:, :N])
@@ -115,7 +116,7 @@ class LatentCase:
         return out, every[self.boundary :]
 
     def _turned(self, x: np.ndarray) -> np.ndarray:
-        rope, out = self.unit().rope, x.copy()
+        rope, out = self.unit().layer.rope, x.copy()
         P = rope.inv_freq.size
         positions = np.arange(self.start, self.start + self.T, dtype=np.float32)
         angles = (positions[:, None] * rope.inv_freq).astype(np.float64)[:, None]

@@ -1,12 +1,23 @@
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from kernels.cases_gpu import EMULATION, ROUNDING, TARGETS, mutated, resolve
 from kernels.cases_gpu_latent import CASES, LatentCase
+from kernels.matrices import relative_error, rows
 from metal_emu import MetalRunError
 
+from turbospark.caches.latent import LatentCache
+from turbospark.caches.step import StepCache
 from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.latent import CHUNKS, latent_queries, latent_step
+from turbospark.kernels.gpu.target import GpuKernels
+from turbospark.kernels.kv_rows import StepRows
+from turbospark.nn.latent import LatentAttention
+from turbospark.nn.linear import Linear, RMSNorm
+from turbospark.protocols import Phase
+from turbospark.settings import KernelPolicy
 
 SLACK = 6
 FAST = 2e-5  # of a GPU's fast exponentials
@@ -91,3 +102,46 @@ def test_chunks_grow_with_the_context() -> None:
     assert CHUNKS.count(128, 1, None) == 4
     assert CHUNKS.count(33_000, 1, None) < 170
     assert np.all(np.diff([CHUNKS.of(p) for p in range(5000)]) >= 0)
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_the_unit_decodes_as_its_reference_does(target: str, in_step: bool) -> None:
+    gpu, case = resolve(target), CASES[3]
+    assert gpu is not None
+    layer, sizes = case.unit().layer, case.geometry
+    assert layer.norm.weight is not None
+    norm, expand = (
+        RMSNorm(sizes.latent_dim, layer.norm.eps),
+        Linear(sizes.latent_dim, sizes.expanded),
+    )
+    norm.weight = layer.norm.weight
+    expand.assign(layer.expand)
+    units = [
+        LatentAttention(sizes, layer.rope, norm=norm, expand=expand, scale=layer.scale)
+        for _ in range(2)
+    ]
+    units[1].bind(GpuKernels(gpu, KernelPolicy()))
+    assert units[1].body == gpu.name
+    found = [fed(unit, case, in_step and unit is units[1]) for unit in units]
+    assert relative_error(found[1], found[0]) < 3 * ROUNDING[case.dtype]
+
+
+def fed(unit: LatentAttention, case: LatentCase, in_step: bool) -> np.ndarray:
+    """What a prompt of five rows, then two passes of two make of the unit."""
+    sizes = case.geometry
+    q = rows(9, sizes.num_heads * sizes.query_dim, seed=8).astype(case.dtype)
+    row = rows(9, sizes.row_dim, seed=9).astype(case.dtype)
+    cache: Any = LatentCache(sizes.latent_dim, sizes.rope_dim, 64)
+    made = [unit(q[:5], row[:5], cache, Phase.PREFILL)]
+    for start in (5, 7):
+        if in_step and not isinstance(cache, StepCache):
+            sealed, tail, boundary = cache.step_blocks(4)
+            assert sealed is tail
+            cache = StepCache(StepRows(tail, tail, mx.array([boundary, start], mx.int32)))
+        elif in_step:
+            now = cache.rows()
+            cache = StepCache(StepRows(now.tail, now.tail, now.lengths + mx.array([0, 2])))
+        part = slice(start, start + 2)
+        made.append(unit(q[part], row[part], cache, Phase.DECODE))
+    return np.array(mx.concatenate(made).astype(mx.float32))

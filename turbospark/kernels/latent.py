@@ -13,7 +13,8 @@ import mlx.core as mx
 from turbospark.kernels.attention import attend_reference, attend_step_reference
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
 from turbospark.kernels.quantized_matmul import heads_matmul_reference
-from turbospark.kernels.weights import Weight
+from turbospark.kernels.rope import Rope
+from turbospark.kernels.weights import Norm, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,25 @@ class LatentGeometry:
     def expanded(self) -> int:
         """Rows of the matrix of all heads: of each its keys', then its values'."""
         return self.num_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LatentLayer:
+    """What a layer's latent attention is made of.
+
+    Attributes:
+        sizes: of the layer.
+        rope: of a head's rotated part and of the keys that heads share.
+        norm: of the latents.
+        expand: [H * (N + V), L], of each head the keys' rows, then the values'.
+        scale: factor of the scores.
+    """
+
+    sizes: LatentGeometry
+    rope: Rope
+    norm: Norm
+    expand: Weight
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)

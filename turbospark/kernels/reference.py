@@ -5,9 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttendLatents,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -57,6 +59,9 @@ class ReferenceKernels:
     def attend(
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
+        return None
+
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
         return None
 
     def projected_residual(

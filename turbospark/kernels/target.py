@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.weights import (
     Activation,
     DeltaWeights,
@@ -29,6 +30,9 @@ Rotate = Callable[[mx.array, mx.array | None, mx.array | None, Any, Phase], mx.a
 """q [T, Hq * D], k and v [T, Hkv * D] or None, cache -> rotated q [T, Hq, D]; k, v rows cached."""
 Attend = Callable[[mx.array, Any, Phase], mx.array]
 """q [T, Hq, D] whose own rows are already in the cache -> [T, Hq * D]."""
+AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
+"""q [T, H * (N + R)], row [T, L + R], cache, which takes the rows -> [T, H * V]; None where no body
+serves, and then the cache has not moved."""
 AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
 Transform = Callable[[mx.array, Phase], mx.array]
@@ -147,6 +151,10 @@ class KernelSet(Protocol):
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
+        ...
+
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+        """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
         ...
 
     def projected_residual(

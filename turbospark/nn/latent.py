@@ -9,13 +9,14 @@ from turbospark.kernels.kv_rows import RowStore
 from turbospark.kernels.latent import (
     JoinedRows,
     LatentGeometry,
+    LatentLayer,
     absorbed_queries,
     attend_joined_reference,
     read_values,
 )
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
-from turbospark.kernels.target import Attend, HeadGeometry, KernelSet
+from turbospark.kernels.target import Attend, AttendLatents, HeadGeometry, KernelSet
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.unit import Unit
@@ -26,8 +27,8 @@ class LatentAttention(Unit):
     """Norm and RoPE of the new rows, which go into the cache, then attention over it.
 
     It never expands the cached rows: queries go through the keys' half of `expand`, sums of
-    latents through the values' half. On a CPU the target's attention reads the rows, as keys and
-    values of one head; everything else, and all of it on a GPU, is the reference.
+    latents through the values' half. A GPU has bodies for decoding. On a CPU the target's attention
+    reads the rows, as keys and values of one head. Everything else is the reference.
 
     Args:
         geometry: of the layer.
@@ -49,6 +50,7 @@ class LatentAttention(Unit):
         self._geometry, self._rope, self._scale = geometry, rope, scale
         self._norm, self._expand = norm, expand
         self._attend: Attend | None = None
+        self._run: AttendLatents | None = None
 
     @property
     def geometry(self) -> LatentGeometry:
@@ -56,10 +58,12 @@ class LatentAttention(Unit):
         return self._geometry
 
     def bind(self, kernels: KernelSet) -> None:
-        sizes = self._geometry
+        sizes, norm, expand = self._geometry, self._norm.value, self._expand.value
         heads = HeadGeometry(sizes.num_heads, 1, sizes.row_dim)
+        layer = LatentLayer(sizes, self._rope, norm, expand, self._scale)
+        self._run = kernels.latent_attention(layer)
         self._attend = kernels.attend(heads, self._scale, None, None) if on_cpu() else None
-        self.body = kernels.name if self._attend else Unit.body
+        self.body = kernels.name if self._run or self._attend else Unit.body
 
     def __call__(self, q: mx.array, row: mx.array, cache: RowStore, phase: Phase) -> mx.array:
         """Append a step's rows and attend from its queries.
@@ -73,6 +77,9 @@ class LatentAttention(Unit):
         Returns:
             [T, H * V].
         """
+        made = None if self._run is None else self._run(q, row, cache, phase)
+        if made is not None:
+            return made
         keys, values = head_halves(self._expand.value, self._geometry)
         queries = absorbed_queries(self._turned(q, row, cache), keys)
         joined = JoinedRows(cache)

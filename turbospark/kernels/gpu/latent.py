@@ -4,7 +4,6 @@ The cache keeps latents and rotated keys apart; its rows are read as they lie, a
 layer's heads as it is stored. The reference is kernels/latent.py.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +15,9 @@ from turbospark.kernels.gpu.attention_geometry import Chunks
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, resident
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
-from turbospark.kernels.latent import LatentGeometry
-from turbospark.kernels.rope import Rope
-from turbospark.kernels.weights import Norm, QuantizedWeight, Weight
+from turbospark.kernels.latent import LatentGeometry, LatentLayer
+from turbospark.kernels.target import AttendLatents
+from turbospark.kernels.weights import QuantizedWeight
 from turbospark.protocols import Phase
 
 MAX_ROWS = 8
@@ -36,34 +35,24 @@ Sizes = dict[str, mx.Dtype | int | bool]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LatentUnit:
-    """What a layer's latent attention is made of.
+    """A layer as its bodies take it.
 
     Attributes:
-        sizes: of the layer.
-        rope: of a head's rotated part and of the keys that heads share.
-        norm: of the latents, with a weight.
-        expand: [H * (N + V), L], of each head the keys' rows, then the values'.
-        scale: factor of the scores.
-        frequencies: the embedding's.
+        layer: its parts; the norm has a weight.
+        frequencies: of its rotary embedding.
     """
 
-    sizes: LatentGeometry
-    rope: Rope
-    norm: Norm
-    expand: Weight
-    scale: float
+    layer: LatentLayer
     frequencies: mx.array
 
     @classmethod
-    def build(
-        cls, sizes: LatentGeometry, rope: Rope, norm: Norm, expand: Weight, scale: float
-    ) -> "LatentUnit":
-        """Put a layer's parts together."""
-        return cls(sizes, rope, norm, expand, scale, resident(mx.array(rope.inv_freq)))
+    def build(cls, layer: LatentLayer) -> "LatentUnit":
+        """Make what bodies need beside a layer's own arrays."""
+        return cls(layer, resident(mx.array(layer.rope.inv_freq)))
 
     def matrix(self) -> tuple[list[mx.array], Sizes]:
         """Arrays of the matrix and what a body must know of their layout."""
-        weight = self.expand
+        weight = self.layer.expand
         if not isinstance(weight, QuantizedWeight):
             plain: Sizes = {"GROUP": 8, "HAS_BIASES": False, "ZERO": 0}
             return [weight, weight, weight], plain
@@ -76,7 +65,7 @@ class LatentUnit:
 
     def template(self, rows: int) -> Sizes:
         """What every body takes as template arguments."""
-        sizes = self.sizes
+        sizes = self.layer.sizes
         return self.matrix()[1] | {
             "M": rows,
             "HEADS": sizes.num_heads,
@@ -87,8 +76,9 @@ class LatentUnit:
         }
 
 
-def takes(sizes: LatentGeometry, rope: Rope, norm: Norm, expand: Weight) -> bool:
+def takes(layer: LatentLayer) -> bool:
     """Whether there are bodies for such a layer."""
+    sizes, expand = layer.sizes, layer.expand
     is_read = (
         expand.dtype in int4_product.FLOATS and expand.size >= 8
         if isinstance(expand, mx.array)
@@ -97,12 +87,12 @@ def takes(sizes: LatentGeometry, rope: Rope, norm: Norm, expand: Weight) -> bool
     )
     return (
         is_read
-        and norm.weight is not None
+        and layer.norm.weight is not None
         and sizes.latent_dim % 8 == 0
         and sizes.latent_dim <= MAX_LATENT
         and sizes.rope_dim % 2 == 0
         and sizes.rope_dim <= MAX_ROPE
-        and 2 * rope.inv_freq.size == sizes.rope_dim
+        and 2 * layer.rope.inv_freq.size == sizes.rope_dim
     )
 
 
@@ -124,20 +114,21 @@ def latent_queries(
     Raises:
         ShapeError: shapes do not fit.
     """
-    sizes, tail, T = unit.sizes, rows.tail, q.shape[0]
+    layer, tail, T = unit.layer, rows.tail, q.shape[0]
+    sizes = layer.sizes
     L, R, H = sizes.latent_dim, sizes.rope_dim, sizes.num_heads
     _check(q, row, tail, sizes)
     arrays, _ = unit.matrix()
     slices, room = -(-L // 256), tail.k.shape[1]
     groups, threads = H * slices + 1 + -(-(room - T) // _COPY_ROWS), 32 * _SIMDGROUPS
-    weight = unit.norm.weight
+    weight = layer.norm.weight
     assert weight is not None
     y, new_k, new_v = _kernel("latent_queries", unit)(
         target,
         [
             *(q, row, weight, *arrays, tail.k, tail.v),
             *(rows.lengths, unit.frequencies),
-            constant((unit.norm.eps, unit.rope.magnitude, unit.scale)),
+            constant((layer.norm.eps, layer.rope.magnitude, layer.scale)),
         ],
         template=unit.template(T)
         | {
@@ -145,7 +136,7 @@ def latent_queries(
             "R": R,
             "SLICES": slices,
             "COPY_ROWS": _COPY_ROWS,
-            "IS_TRADITIONAL": unit.rope.traditional,
+            "IS_TRADITIONAL": layer.rope.traditional,
         },
         grid=(groups * threads, 1, 1),
         threadgroup=(threads, 1, 1),
@@ -173,7 +164,7 @@ def latent_step(
     Returns:
         [T, H * V].
     """
-    sizes, T = unit.sizes, q.shape[0]
+    sizes, T = unit.layer.sizes, q.shape[0]
     L, R, H, V = sizes.latent_dim, sizes.rope_dim, sizes.num_heads, sizes.value_dim
     tail = rows.tail.k.shape[1]
     capacity = tail if rows.sealed is rows.tail else rows.sealed.k.shape[1] + tail
@@ -214,9 +205,6 @@ def latent_step(
     return y
 
 
-AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
-
-
 def bind_latents(unit: LatentUnit, target: GpuTarget) -> AttendLatents | None:
     """The bodies for one layer; None where a trial fails. What they do not serve gives None."""
     if not _can_run(unit, target):
@@ -232,7 +220,7 @@ def bind_latents(unit: LatentUnit, target: GpuTarget) -> AttendLatents | None:
             cache.rebind(tail, T)
             return latent_step(queries, cache.rows(), unit, q.dtype, target=target)
         offset = cache.offset
-        block = _unread(unit.sizes, MAX_ROWS, q.dtype)
+        block = _unread(unit.layer.sizes, MAX_ROWS, q.dtype)
         own = StepRows(block, block, resident(mx.array([offset, offset], mx.int32)))
         queries, tail = latent_queries(q, row, own, unit, target=target)
         cache.append(tail.k[:, :T].swapaxes(0, 1), tail.v[:, :T].swapaxes(0, 1))
@@ -259,8 +247,8 @@ def _unread(sizes: LatentGeometry, count: int, dtype: mx.Dtype) -> RowBlock:
 
 
 def _can_run(unit: LatentUnit, target: GpuTarget) -> bool:
-    sizes = unit.sizes
-    dtype = unit.expand.dtype if isinstance(unit.expand, mx.array) else unit.expand.scales.dtype
+    sizes, expand = unit.layer.sizes, unit.layer.expand
+    dtype = expand.dtype if isinstance(expand, mx.array) else expand.scales.dtype
 
     def launch() -> mx.array:
         q = mx.zeros((1, sizes.num_heads * sizes.query_dim), dtype)
@@ -276,7 +264,7 @@ def _can_run(unit: LatentUnit, target: GpuTarget) -> bool:
 
 
 def _kernel(name: str, unit: LatentUnit) -> Kernel:
-    return KERNELS[name, isinstance(unit.expand, QuantizedWeight)]
+    return KERNELS[name, isinstance(unit.layer.expand, QuantizedWeight)]
 
 
 def _built(name: str, coded: bool) -> Kernel:

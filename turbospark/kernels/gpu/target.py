@@ -7,7 +7,7 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.kernels.activations import activate_reference
-from turbospark.kernels.gpu import head_norm_rope
+from turbospark.kernels.gpu import head_norm_rope, latent
 from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads
 from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
@@ -15,10 +15,13 @@ from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.int4_product import takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.latent import LatentUnit
 from turbospark.kernels.gpu.products import Products
+from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttendLatents,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -44,6 +47,7 @@ BODIES = (
     "rms_norm",
     "head_norm_rope",
     "attention_decode",
+    "latent_attention",
     "delta_net",
     "routed_experts",
 )
@@ -106,6 +110,12 @@ class GpuKernels:
             return None
         unit = HeadUnit.build(heads, rope, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
         return bind_heads(unit, self._target)
+
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+        """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
+        if "latent_attention" not in self._enabled or not latent.takes(layer):
+            return None
+        return latent.bind_latents(LatentUnit.build(layer), self._target)
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""

@@ -11,9 +11,11 @@ from turbospark.kernels.host.delta_net import DeltaStep
 from turbospark.kernels.host.experts import ExpertMix
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
+from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttendLatents,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -70,6 +72,9 @@ class HostKernels:
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         return Attention(self._host, heads, scale, window, sinks)
+
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+        return None
 
     def projected_residual(
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
