@@ -13,6 +13,7 @@ from turbospark.kernels.target import (
     DeltaGeometry,
     DeltaNet,
     Embed,
+    FinishLayer,
     HeadGeometry,
     MixExperts,
     Project,
@@ -80,6 +81,15 @@ class ReferenceKernels:
         post_norm: Norm | None,
         residual: bool,
     ) -> Transform | None:
+        return None
+
+    def projected_mlp(
+        self,
+        weights: Sequence[Weight],
+        biases: Sequence[mx.array | None],
+        norm: Norm | None,
+        activation: Activation,
+    ) -> FinishLayer | None:
         return None
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:

@@ -35,6 +35,8 @@ AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
 serves, and then the cache has not moved."""
 AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
+FinishLayer = Callable[[mx.array, mx.array, Phase], mx.array | None]
+"""x [T, K], residual [T, C] -> [T, C], or None where no body serves these rows."""
 Transform = Callable[[mx.array, Phase], mx.array]
 """h [T, C] -> [T, C], or [R, C] -> [R, V]."""
 
@@ -175,6 +177,16 @@ class KernelSet(Protocol):
         residual: bool,
     ) -> Transform | None:
         """Compute h + post_norm(down(act(gate y) * up y)), y = norm(h); `h +` if `residual`."""
+        ...
+
+    def projected_mlp(
+        self,
+        weights: Sequence[Weight],
+        biases: Sequence[mx.array | None],
+        norm: Norm | None,
+        activation: Activation,
+    ) -> FinishLayer | None:
+        """`projected_residual`, then `gated_mlp`, without post norms: output, gate, up, down."""
         ...
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:

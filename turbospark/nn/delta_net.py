@@ -153,9 +153,15 @@ class DeltaNet(nn.Module):
         self, h: mx.array, cache: StateStore, phase: Phase, *, record: bool = False
     ) -> tuple[mx.array, RowInputs | None]:
         """Advance the stream h [T, C]; the row inputs come with it where `record` asks."""
-        qkv, z, b, a = self.project(h, phase)  # [T, channels], [T, Hv * Dv], [T, Hv] twice
-        y, rows = self.step(DeltaInputs(qkv, z, b, a), cache, phase, record=record)
+        y, rows = self.mix(h, cache, phase, record=record)
         if self.output is not None:
             return self.output(y, h, phase), rows
         assert self.project_output is not None
         return self.project_output(y, phase)[0], rows
+
+    def mix(
+        self, h: mx.array, cache: StateStore, phase: Phase, *, record: bool = False
+    ) -> tuple[mx.array, RowInputs | None]:
+        """What the output projection takes, [T, Hv * Dv], and the row inputs."""
+        qkv, z, b, a = self.project(h, phase)  # [T, channels], [T, Hv * Dv], [T, Hv] twice
+        return self.step(DeltaInputs(qkv, z, b, a), cache, phase, record=record)

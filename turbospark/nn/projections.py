@@ -45,7 +45,7 @@ class NormedProjections(Unit):
 
     def bind(self, kernels: KernelSet) -> None:
         weights = [module.value for module in self._projections]
-        biases = [_bias(module) for module in self._projections]
+        biases = [bias_of(module) for module in self._projections]
         self._run = kernels.normed_projections(_value(self._norm), weights, biases)
         self.body = kernels.name if self._run else Unit.body
 
@@ -62,12 +62,12 @@ class ProjectedResidual(Unit):
     """residual + post_norm(projection(x))."""
 
     def __init__(self, projection: Linear, post_norm: RMSNorm | None = None) -> None:
-        self._projection, self._post_norm = projection, post_norm
+        self.projection, self.post_norm = projection, post_norm
         self._run: AddProjected | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        weight, bias = self._projection.value, _bias(self._projection)
-        self._run = kernels.projected_residual(weight, bias, _value(self._post_norm))
+        weight, bias = self.projection.value, bias_of(self.projection)
+        self._run = kernels.projected_residual(weight, bias, _value(self.post_norm))
         self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
@@ -75,8 +75,8 @@ class ProjectedResidual(Unit):
         return self._run(x, residual, phase) if self._run else self.reference(x, residual)
 
     def reference(self, x: mx.array, residual: mx.array) -> mx.array:
-        y = _project(x, self._projection)
-        return residual + rms_norm_reference(y, _value(self._post_norm))
+        y = _project(x, self.projection)
+        return residual + rms_norm_reference(y, _value(self.post_norm))
 
 
 class GatedMLP(Unit):
@@ -96,24 +96,23 @@ class GatedMLP(Unit):
         post_norm: RMSNorm | None = None,
         residual: bool = True,
     ) -> None:
-        self._norm, self._post_norm = norm, post_norm
-        self._gate, self._up, self._down = gate, up, down
-        self._activation: Activation = activation
-        self._residual = residual
+        self.norm, self.post_norm = norm, post_norm
+        self.parts = (gate, up, down)
+        self.activation: Activation = activation
+        self.residual = residual
         self._run: Transform | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        parts = (self._gate, self._up, self._down)
-        gate, up, down = (module.value for module in parts)
+        gate, up, down = (module.value for module in self.parts)
         self._run = kernels.gated_mlp(
-            _value(self._norm),
+            _value(self.norm),
             gate,
             up,
             down,
-            [_bias(module) for module in parts],
-            self._activation,
-            _value(self._post_norm),
-            self._residual,
+            [bias_of(module) for module in self.parts],
+            self.activation,
+            _value(self.post_norm),
+            self.residual,
         )
         self.body = kernels.name if self._run else Unit.body
 
@@ -122,11 +121,12 @@ class GatedMLP(Unit):
         return self._run(h, phase) if self._run else self.reference(h)
 
     def reference(self, h: mx.array) -> mx.array:
-        y = rms_norm_reference(h, _value(self._norm))
-        gate = activate_reference(_project(y, self._gate), self._activation)
-        out = _project(gate * _project(y, self._up), self._down)
-        out = rms_norm_reference(out, _value(self._post_norm))
-        return h + out if self._residual else out
+        gate, up, down = self.parts
+        y = rms_norm_reference(h, _value(self.norm))
+        inner = activate_reference(_project(y, gate), self.activation) * _project(y, up)
+        out = _project(inner, down)
+        out = rms_norm_reference(out, _value(self.post_norm))
+        return h + out if self.residual else out
 
 
 class OutputHead(Unit):
@@ -157,7 +157,7 @@ class OutputHead(Unit):
         self._run: Transform | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        weight, bias = self._matrix.value, _bias(self._matrix)
+        weight, bias = self._matrix.value, bias_of(self._matrix)
         self._run = kernels.output_head(self._scaled_norm(), weight, bias, self._softcap)
         self.body = kernels.name if self._run else Unit.body
 
@@ -183,9 +183,9 @@ def _value(norm: RMSNorm | None) -> Norm | None:
     return None if norm is None else norm.value
 
 
-def _bias(module: Matrix) -> mx.array | None:
+def bias_of(module: Matrix) -> mx.array | None:
     return cast(Any, module).get("bias")
 
 
 def _project(x: mx.array, module: Matrix) -> mx.array:
-    return quantized_matmul_reference(x, module.value, _bias(module))
+    return quantized_matmul_reference(x, module.value, bias_of(module))

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.activations import activate_reference
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.int4_mma import (
     HELPERS,
     MULTIPROCESSOR_BYTES,
@@ -51,12 +52,14 @@ class Int4Chain:
         biases: [N] or None, one a weight.
         norm: between output and gate.
         activation: of the gate.
+        bundle: where weights, norm and numbers lie side by side, or None.
     """
 
     weights: tuple[QuantizedWeight, ...]
     biases: tuple[mx.array | None, ...]
     norm: Norm
     activation: Activation
+    bundle: Bundle | None = None
 
     @classmethod
     def build(
@@ -81,6 +84,20 @@ class Int4Chain:
         ):
             return None
         return cls(tuple(quantized), tuple(biases), norm, activation)
+
+    def bundled(self) -> Bundle:
+        """Its arrays side by side: matrices move there, the rest is copied."""
+        moved = [array for w in self.weights for array in (w.codes, w.scales, w.biases)]
+        copied = [self.numbers, *self.biases, self.norm.weight]
+        return Bundle.of(
+            [array for array in moved if array is not None],
+            [array for array in copied if array is not None],
+        )
+
+    @property
+    def numbers(self) -> mx.array:
+        """What the body takes besides arrays of the model."""
+        return constant((self.norm.eps, 0.0))
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -148,6 +165,7 @@ def int4_chain(
         threadgroup=(THREADS, 1, 1),
         outputs=[((M, C), x.dtype), ((M * (C + I),), x.dtype)],
         shared_bytes=shared_bytes(chain, M, cut),
+        bundle=chain.bundle,
     )
     return y
 
@@ -242,8 +260,7 @@ def _inputs(
     chain: Int4Chain, x: mx.array, residual: mx.array, counters: mx.array
 ) -> list[mx.array]:
     weight = chain.norm.weight
-    numbers = constant(chain.norm.eps)
-    arrays = [x, residual, x if weight is None else weight, numbers, counters]
+    arrays = [x, residual, x if weight is None else weight, chain.numbers, counters]
     stand_in = next((bias for bias in chain.biases if bias is not None), x)
     for w, bias in zip(chain.weights, chain.biases, strict=True):
         offsets = w.scales if w.biases is None else w.biases

@@ -1,11 +1,12 @@
 """Products of up to eight rows with 4-bit weights on the tensor cores of NVIDIA GPUs."""
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from turbospark.kernels.gpu.int4_product import Int4Product
-from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
 
 THREADS = 256
 MULTIPROCESSORS = 132  # of a Hopper GPU; more blocks than fit at once wait for their turn
@@ -53,6 +54,8 @@ def int4_mma(
     residual: mx.array | None,
     target: GpuTarget,
     geometry: Geometry | None = None,
+    *,
+    zeros: int = 0,
 ) -> list[mx.array]:
     """Launch. Each row's result is the same, bit for bit, whatever rows stand beside it.
 
@@ -62,6 +65,8 @@ def int4_mma(
         residual: [M, N] where the product adds one.
         target: CUDA.
         geometry: by default `choose_geometry`'s.
+        zeros: so many int32 zeros, 256 at most, are one more result, for a later launch to count
+            in.
 
     Raises:
         ShapeError: the arrays are outside the bounds of the bodies.
@@ -71,7 +76,11 @@ def int4_mma(
     cut = geometry or choose_geometry(product, rows)
     tiles = sum(-(-N // (16 * cut.tall)) for N in product.widths[: product.parts])
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
-    return product.kernel("int4_mma", "cuda", HELPERS)(
+    kernel = product.kernel("int4_mma", "cuda", HELPERS)
+    outputs = product.outputs(x)
+    if zeros:
+        kernel, outputs = _with_zeros(kernel, zeros), [*outputs, ((zeros,), mx.int32)]
+    return kernel(
         target,
         product.inputs(x, residual),
         template=product.template(x)
@@ -84,9 +93,19 @@ def int4_mma(
         },
         grid=(blocks * THREADS, 1, 1),
         threadgroup=(THREADS, 1, 1),
-        outputs=product.outputs(x),
+        outputs=outputs,
         bundle=product.bundle,
         shared_bytes=shared_bytes(product, rows, cut),
+    )
+
+
+@functools.cache
+def _with_zeros(kernel: Kernel, count: int) -> Kernel:
+    return replace(
+        kernel,
+        name=f"{kernel.name}_zeros",
+        outputs=(*kernel.outputs, "zeros"),
+        macros=(*kernel.macros, f"ZEROS {count}"),
     )
 
 

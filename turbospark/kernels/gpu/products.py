@@ -6,6 +6,13 @@ from dataclasses import replace
 import mlx.core as mx
 
 from turbospark.kernels.gpu import int4_mma, rms_norm
+from turbospark.kernels.gpu.bundle import Bundle
+from turbospark.kernels.gpu.int4_chain import (
+    COUNTERS,
+    Int4Chain,
+    int4_chain,
+    takes_rows,
+)
 from turbospark.kernels.gpu.int4_gemv import vector_product
 from turbospark.kernels.gpu.int4_product import (
     ACTIVATIONS,
@@ -16,20 +23,20 @@ from turbospark.kernels.gpu.int4_product import (
     takes,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.step_zeros import StepZeros
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
+from turbospark.kernels.target import FinishLayer
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
 
-Launch = Callable[[Int4Product, mx.array, mx.array | None, GpuTarget], list[mx.array]]
 Fused = Callable[[mx.array, mx.array | None, Phase], list[mx.array] | None]
 """x, residual -> results, or None where no body serves these rows."""
 
 DENSE_ROWS = {"cuda": 256}
 """Rows of a prefill from which a dense product with the dequantized weight is faster."""
 
-_BODIES: dict[str, Launch] = {"int4_mma": int4_mma.int4_mma, "int4_gemv": vector_product}
 _OWNERS = {"int4_mma": "cuda", "int4_gemv": ""}
 
 
@@ -46,6 +53,8 @@ class Products:
             name for name, own in _OWNERS.items() if name in enabled and own in ("", target.own)
         ]
         self._verdicts: dict[tuple[object, ...], bool] = {}
+        self._homes: dict[int, Bundle] = {}
+        self._zeros = StepZeros()
 
     def has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
         """Whether any part of a unit runs in a body of this target."""
@@ -99,18 +108,97 @@ class Products:
         )
 
         if form is not None:
-            product = product.bundled()
-            self._body(product, mx.zeros((1, product.inner), quantized[0].scales.dtype))
+            home = self._homes.get(id(quantized[0].codes))
+            product = product.bundled() if home is None else replace(product, bundle=home)
+            x = mx.zeros((1, product.inner), quantized[0].scales.dtype)
+            self._body(product, x, self._zeros_of(form, norm))
 
         def run(x: mx.array, added: mx.array | None, phase: Phase) -> list[mx.array] | None:
             if phase is not Phase.DECODE or x.shape[0] > MAX_ROWS:
                 return None
             if added is not None and added.dtype != x.dtype:
                 return None
-            name = self._body(product, x)
-            return None if name is None else _BODIES[name](product, x, added, self._target)
+            zeros = self._zeros_of(form, norm)
+            name = self._body(product, x, zeros)
+            if name is None:
+                return None
+            made = self._launch(name, product, x, added, zeros)
+            if len(made) > product.parts:
+                self._zeros.put(x, made.pop())
+            return made
 
         return run
+
+    def chain(
+        self,
+        weights: Sequence[Weight],
+        biases: Sequence[mx.array | None],
+        norm: Norm | None,
+        activation: Activation,
+    ) -> FinishLayer | None:
+        """One launch for the second half of a layer, or None if it has none.
+
+        Args:
+            weights: output, gate, up and down.
+            biases: one a weight.
+            norm, activation: as in `Int4Chain`.
+        """
+        chain = Int4Chain.build(weights, biases, norm, activation)
+        needed = {"int4_chain", "int4_mma", "fused_projections"}
+        if chain is None or self._target.own != "cuda" or not needed <= self._enabled:
+            return None
+        if not any(id(w.codes) in self._homes for w in chain.weights):
+            bundle = chain.bundled()
+            chain = replace(chain, bundle=bundle)
+            self._homes |= {id(w.codes): bundle for w in chain.weights}
+        K, C, _ = chain.sizes
+        dtype = chain.weights[0].scales.dtype
+        if not self._chains(chain, mx.zeros((1, K), dtype), mx.zeros((1, C), dtype)):
+            return None
+        self._zeros.are_wanted = True
+
+        def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array | None:
+            zeros = self._zeros.take(residual)
+            if zeros is None or phase is not Phase.DECODE or not self._chains(chain, x, residual):
+                return None
+            return int4_chain(chain, x, residual, zeros, self._target)
+
+        return run
+
+    def _chains(self, chain: Int4Chain, x: mx.array, residual: mx.array) -> bool:
+        """Whether the chain's body serves these rows; it is tried once for every size."""
+        if not takes_rows(chain, x, residual):
+            return False
+        weight = chain.norm.weight
+        types = [array.dtype for array in (*chain.biases, weight) if array is not None]
+        first = chain.weights[0]
+        shape = (first.scales.dtype, first.biases is None, first.zero, chain.activation)
+        has = [bias is None for bias in chain.biases]
+        key = ("int4_chain", chain.sizes, x.shape[0], x.dtype, *types, *shape, *has)
+        if key not in self._verdicts:
+
+            def launch() -> mx.array:
+                counters = mx.zeros((COUNTERS,), mx.int32)
+                rows, stream = mx.zeros(x.shape, x.dtype), mx.zeros(residual.shape, x.dtype)
+                return int4_chain(chain, rows, stream, counters, self._target)
+
+            sizes = "{} to {} to {} values".format(*chain.sizes)
+            self._verdicts[key] = runs(
+                "int4_chain", sizes, launch, self._target, instead="three launches do"
+            )
+        return self._verdicts[key]
+
+    def _zeros_of(self, form: str | None, norm: Norm | None) -> int:
+        """How many zeros a product writes besides; the first of a layer has a norm."""
+        is_first = form == "fused_projections" and norm is not None
+        return COUNTERS if is_first and self._zeros.are_wanted else 0
+
+    def _launch(
+        self, name: str, product: Int4Product, x: mx.array, added: mx.array | None, zeros: int
+    ) -> list[mx.array]:
+        if name == "int4_mma":
+            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros)
+        return vector_product(product, x, added, self._target)
 
     def single(
         self, weight: Weight, bias: mx.array | None, dtype: mx.Dtype | None = None
@@ -150,7 +238,7 @@ class Products:
         y = x @ dense.T
         return y if bias is None else y + bias.astype(x.dtype)
 
-    def _body(self, product: Int4Product, x: mx.array) -> str | None:
+    def _body(self, product: Int4Product, x: mx.array, zeros: int) -> str | None:
         """The first body that serves; each is built and tried once for every size."""
         for name in self._bodies:
             if name == "int4_mma" and not int4_mma.takes(product, x.dtype):
@@ -166,19 +254,20 @@ class Products:
                 product.weights[0].scales.dtype,
                 types,
                 None if weight is None else weight.dtype,
+                zeros,
                 *product.template(x).items(),
             )
             if key not in self._verdicts:
-                self._verdicts[key] = self._runs(name, product, x)
+                self._verdicts[key] = self._runs(name, product, x, zeros)
             if self._verdicts[key]:
                 return name
         return None
 
-    def _runs(self, name: str, product: Int4Product, x: mx.array) -> bool:
+    def _runs(self, name: str, product: Int4Product, x: mx.array, zeros: int) -> bool:
         def launch() -> list[mx.array]:
-            zeros = mx.zeros(x.shape, x.dtype)
+            rows = mx.zeros(x.shape, x.dtype)
             added = mx.zeros((x.shape[0], product.widths[0]), x.dtype) if product.residual else None
-            return _BODIES[name](product, zeros, added, self._target)
+            return self._launch(name, product, rows, added, zeros)
 
         sizes = f"{'+'.join(map(str, product.widths))} columns of {product.inner} values"
         return runs(name, sizes, launch, self._target, instead="the next kernel does")

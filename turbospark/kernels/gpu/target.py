@@ -25,6 +25,7 @@ from turbospark.kernels.target import (
     DeltaGeometry,
     DeltaNet,
     Embed,
+    FinishLayer,
     HeadGeometry,
     MixExperts,
     Project,
@@ -43,6 +44,7 @@ BODIES = (
     "fused_residual",
     "fused_gate_up",
     "fused_head",
+    "int4_chain",
     "dense_prefill",
     "rms_norm",
     "head_norm_rope",
@@ -187,6 +189,16 @@ class GpuKernels:
             return products.normed(plain(made[0], phase), post_norm)
 
         return run
+
+    def projected_mlp(
+        self,
+        weights: Sequence[Weight],
+        biases: Sequence[mx.array | None],
+        norm: Norm | None,
+        activation: Activation,
+    ) -> FinishLayer | None:
+        """`projected_residual`, then `gated_mlp`, without post norms: output, gate, up, down."""
+        return self._products.chain(weights, biases, norm, activation)
 
     def _added(self, weight: Weight, bias: mx.array | None, post_norm: Norm | None) -> AddProjected:
         products = self._products

@@ -19,6 +19,7 @@ from turbospark.kernels.target import (
     DeltaGeometry,
     DeltaNet,
     Embed,
+    FinishLayer,
     HeadGeometry,
     MixExperts,
     Project,
@@ -99,6 +100,15 @@ class HostKernels:
             return None
         norms = (norm, post_norm)
         return Gated(self._host, self._products, norms, weights, biases, activation, residual)
+
+    def projected_mlp(
+        self,
+        weights: Sequence[Weight],
+        biases: Sequence[mx.array | None],
+        norm: Norm | None,
+        activation: Activation,
+    ) -> FinishLayer | None:
+        return None
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return DeltaStep(self._host, heads, weights)

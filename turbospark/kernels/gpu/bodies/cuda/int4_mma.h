@@ -87,6 +87,10 @@ auto fetch = [&]() {
 
 UNROLL for (int stage = 0; stage < STAGES - 1; stage++) { fetch(); }
 
+#ifdef ZEROS
+if (blockIdx.x == 0 && threadIdx.x < ZEROS) { zeros[threadIdx.x] = 0; }
+#endif
+
 if constexpr (STAGED_X) {
   stage_rows<M, K, NORM, HAS_NORM_WEIGHT>(staged_x, x, norm_weight, numbers[0], sums,
                                           threadIdx.x);

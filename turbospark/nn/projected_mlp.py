@@ -1,0 +1,48 @@
+"""The second half of a dense layer as one unit."""
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from turbospark.kernels.target import FinishLayer, KernelSet
+from turbospark.nn.mlp import MLP
+from turbospark.nn.projections import ProjectedResidual, bias_of
+from turbospark.nn.unit import Unit
+from turbospark.protocols import Phase
+
+
+class ProjectedMLP(Unit):
+    """mlp(output(x, residual)), in one step where a target has a body for it.
+
+    Elsewhere the two run as they are, each with a body of its own or without.
+
+    Args:
+        output: adds what a layer's mixer gave to the stream.
+        mlp: advances the stream; one step takes in a dense one without a norm behind it.
+    """
+
+    def __init__(
+        self, output: ProjectedResidual, mlp: Callable[[mx.array, Phase], mx.array]
+    ) -> None:
+        self._output, self._mlp = output, mlp
+        self._run: FinishLayer | None = None
+
+    def bind(self, kernels: KernelSet) -> None:
+        self._run = self._body(kernels)
+        self.body = kernels.name if self._run else "its parts"
+
+    def _body(self, kernels: KernelSet) -> FinishLayer | None:
+        if not isinstance(self._mlp, MLP):
+            return None
+        step, norm = self._mlp.step, self._mlp.step.norm
+        has_post_norm = self._output.post_norm is not None or step.post_norm is not None
+        if norm is None or has_post_norm or not step.residual:
+            return None
+        modules = (self._output.projection, *step.parts)
+        weights, biases = [m.value for m in modules], [bias_of(m) for m in modules]
+        return kernels.projected_mlp(weights, biases, norm.value, step.activation)
+
+    def __call__(self, x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
+        """Finish a layer whose mixer gave x [T, K], given its stream [T, C]: [T, C]."""
+        made = self._run(x, residual, phase) if self._run else None
+        return self._mlp(self._output(x, residual, phase), phase) if made is None else made
