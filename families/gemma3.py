@@ -15,7 +15,7 @@ import mlx.nn as nn
 
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import RotatedAttention
 from turbospark.nn.config import (
     Depth,
     LayerType,
@@ -90,14 +90,20 @@ class Gemma3Attention(nn.Module):
         self.q_norm = RMSNorm(D, eps, offset=1.0)
         self.k_norm = RMSNorm(D, eps, offset=1.0)
         self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
-        self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, k_norm=self.k_norm)
-        self.attend = Attend(heads, scale=config.query_pre_attn_scalar**-0.5, window=window)
+        self.attend = RotatedAttention(
+            heads,
+            rope,
+            scale=config.query_pre_attn_scalar**-0.5,
+            window=window,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
         self.output = ProjectedResidual(self.o_proj, post)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
-        return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
+        attended = self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
+        return self.output(attended, h, phase)  # [T, C]
 
 
 class Gemma3Layer(nn.Module):

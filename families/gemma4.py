@@ -21,7 +21,7 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Activation, Norm
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import RotatedAttention
 from turbospark.nn.config import (
     Count,
     Depth,
@@ -180,15 +180,21 @@ class Gemma4Attention(nn.Module):
                 self.v_proj = Linear(C, heads.num_kv_heads * D, bias)
                 parts.append(self.v_proj)
         self.project = NormedProjections(norm, parts)
-        self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, k_norm=k_norm, v_norm=v_norm)
-        self.attend = Attend(heads, scale=1.0, window=plan.window)
+        self.attend = RotatedAttention(
+            heads,
+            rope,
+            scale=1.0,
+            window=plan.window,
+            q_norm=self.q_norm,
+            k_norm=k_norm,
+            v_norm=v_norm,
+        )
         self.output = ProjectedResidual(self.o_proj, post)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, *kv = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice, once or not at all
         k, v = (kv[0], kv[-1]) if kv else (None, None)
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]
-        return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
+        return self.output(self.attend(q, k, v, cache, phase), h, phase)  # [T, C]
 
 
 class RouterNorm(RMSNorm):

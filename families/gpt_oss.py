@@ -17,7 +17,7 @@ from turbospark.errors import CheckpointError, ConfigError
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import ClampedSwiGLU, QuantizedWeight
-from turbospark.nn.attention import Attend, HeadNormRope, Sinks
+from turbospark.nn.attention import RotatedAttention, Sinks
 from turbospark.nn.config import (
     Depth,
     Length,
@@ -92,14 +92,15 @@ class GptOssAttention(nn.Module):
         self.o_proj = Linear(heads.num_heads * D, C, bias)
         self.sinks = Sinks(heads.num_heads)
         self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
-        self.rotate = HeadNormRope(heads, rope)
-        self.attend = Attend(heads, scale=D**-0.5, window=window, sinks=self.sinks)
+        self.attend = RotatedAttention(
+            heads, rope, scale=D**-0.5, window=window, sinks=self.sinks
+        )
         self.output = ProjectedResidual(self.o_proj)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
-        return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
+        attended = self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
+        return self.output(attended, h, phase)  # [T, C]
 
 
 class GptOssMLP(nn.Module):

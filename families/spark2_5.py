@@ -17,7 +17,7 @@ from turbospark.errors import CheckpointError, ConfigError
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Weight
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import RotatedAttention
 from turbospark.nn.config import (
     Depth,
     LayerType,
@@ -82,18 +82,14 @@ class SparkAttention(nn.Module):
         self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
         # By itself: it has another layout than the others where those are quantized.
         self.score = NormedProjections(norm, [self.g_proj])
-        self.rotate = HeadNormRope(heads, rope)
-        self.attend = Attend(heads, scale=D**-0.5, window=window)
+        self.attend = RotatedAttention(heads, rope, scale=D**-0.5, window=window)
         self.output = ProjectedResidual(self.o_proj)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
         (scores,) = self.score(h, phase)  # [T, Hq]
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
-        attended = mx.reshape(self.attend(q, cache, phase), q.shape)
-        gates = mx.sigmoid(scores.astype(mx.float32)).astype(attended.dtype)
-        gated = mx.reshape(attended * gates[..., None], (q.shape[0], -1))  # [T, Hq * D]
-        return self.output(gated, h, phase)  # [T, C]
+        attended = self.attend(q, k, v, cache, phase, scores)  # [T, Hq * D]; k, v are cached
+        return self.output(attended, h, phase)  # [T, C]
 
 
 class SparkLayer(nn.Module):

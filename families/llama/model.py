@@ -8,7 +8,7 @@ import mlx.nn as nn
 
 from families.llama.config import ExpertPlan, LlamaConfig
 from turbospark.kernels.rope import Rope
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import RotatedAttention
 from turbospark.nn.config import read_activation
 from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.expert_weights import expert_weights
@@ -34,14 +34,15 @@ class LlamaAttention(nn.Module):
             self.q_norm = q_norm = RMSNorm(D, config.rms_norm_eps)
             self.k_norm = k_norm = RMSNorm(D, config.rms_norm_eps)
         self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
-        self.rotate = HeadNormRope(heads, rope, q_norm=q_norm, k_norm=k_norm)
-        self.attend = Attend(heads, scale=D**-0.5, window=window)
+        self.attend = RotatedAttention(
+            heads, rope, scale=D**-0.5, window=window, q_norm=q_norm, k_norm=k_norm
+        )
         self.output = ProjectedResidual(self.o_proj)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
-        return self.output(self.attend(q, cache, phase), h, phase)  # [T, C]
+        attended = self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
+        return self.output(attended, h, phase)  # [T, C]
 
 
 class SparseMLP(nn.Module):

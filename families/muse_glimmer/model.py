@@ -20,7 +20,7 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Norm
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import RotatedAttention
 from turbospark.nn.config import (
     Depth,
     Length,
@@ -145,16 +145,17 @@ class MuseGlimmerAttention(nn.Module):
         self.o_proj = Linear(width, C, bias)
         inputs = [self.q_proj, self.gate_proj, self.k_proj, self.v_proj]
         self.project = NormedProjections(norm, inputs)
-        self.rotate = HeadNormRope(heads, rope, q_norm=unscaled, k_norm=unscaled)
         # The factor of the queries is as well one of their scores.
-        self.attend = Attend(heads, scale=config.qk_scale_factor * D**-0.5, window=window)
+        scale = config.qk_scale_factor * D**-0.5
+        self.attend = RotatedAttention(
+            heads, rope, scale=scale, window=window, q_norm=unscaled, k_norm=unscaled
+        )
         self.output = ProjectedResidual(self.o_proj, post)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, gate, k, v = self.project(h, phase)  # [T, Hq * D] and [T, Hkv * D], twice each
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
-        attended = self.attend(q, cache, phase)  # [T, Hq * D]
-        return self.output(attended * mx.sigmoid(gate), h, phase)  # [T, C]
+        attended = self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
+        return self.output(attended, h, phase)  # [T, C]
 
 
 class MuseGlimmerLayer(nn.Module):

@@ -15,7 +15,7 @@ from families.qwen3_5.weights import trunk_weights
 from turbospark.caches.kv import KVCache
 from turbospark.caches.recurrent import RecurrentCache
 from turbospark.kernels.rope import Rope
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import RotatedAttention
 from turbospark.nn.decoder import CausalLM, Decoder
 from turbospark.nn.delta_net import DeltaNet
 from turbospark.nn.linear import Linear, RMSNorm
@@ -42,15 +42,15 @@ class GatedAttention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(D, eps), RMSNorm(D, eps)
         inputs = [self.q_proj, self.gate_proj, self.k_proj, self.v_proj]
         self.project = NormedProjections(norm, inputs)
-        self.rotate = HeadNormRope(heads, rope, q_norm=self.q_norm, k_norm=self.k_norm)
-        self.attend = Attend(heads, scale=D**-0.5)
+        self.attend = RotatedAttention(
+            heads, rope, scale=D**-0.5, q_norm=self.q_norm, k_norm=self.k_norm
+        )
         self.output = ProjectedResidual(self.o_proj)
 
     def __call__(self, h: mx.array, cache: KVCache, phase: Phase) -> mx.array:
         q, gate, k, v = self.project(h, phase)  # [T, Hq * D] and [T, Hkv * D], twice each
-        q = self.rotate(q, k, v, cache, phase)  # [T, Hq, D]; k and v are rows of the cache
-        attended = self.attend(q, cache, phase)  # [T, Hq * D]
-        return self.output(attended * mx.sigmoid(gate), h, phase)  # [T, C]
+        attended = self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
+        return self.output(attended, h, phase)  # [T, C]
 
 
 class SparseMLP(nn.Module):

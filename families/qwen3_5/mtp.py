@@ -94,7 +94,7 @@ class MTPHead(nn.Module):
         """Append the rows that a call would append, and compute nothing else."""
         attention = self.layers[0].self_attn
         q, _, k, v = attention.project(self._joined(tokens, hidden, phase), phase)
-        attention.rotate(q, k, v, caches[0], phase)
+        attention.attend.rotate(q, k, v, caches[0], phase)
 
     def logits(self, y: mx.array, phase: Phase) -> mx.array:
         """The trunk's logits [R, V] of the head's final norm [R, C]."""

@@ -12,7 +12,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def frequencies(model, layer):
-    return model.model.layers[layer].self_attn.rotate._rope.inv_freq
+    return model.model.layers[layer].self_attn.attend.rotate._rope.inv_freq
 
 
 def defaults_of(model_type):

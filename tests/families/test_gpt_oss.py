@@ -35,7 +35,7 @@ def replaced(ending, change):
 
 
 def rope_of(config):
-    return FAMILY.build(config).model.layers[0].self_attn.rotate._rope
+    return FAMILY.build(config).model.layers[0].self_attn.attend.rotate._rope
 
 
 def test_the_ramp_of_yarn_is_not_rounded_to_whole_pairs():
@@ -83,7 +83,7 @@ def test_a_sink_takes_weight_and_adds_no_value():
     cache = KVCache(2, 10, 64)
     v = mx.array(np.random.default_rng(1).normal(size=(1, 2, 10)), mx.float32)
     cache.append(mx.zeros((1, 2, 10)), v)
-    out = np.array(attention.attend.reference(q, cache, None)).reshape(6, 10)
+    out = np.array(attention.attend.attend.reference(q, cache, None)).reshape(6, 10)
     for head, total in enumerate((2.0, 4.0, 6.0, 8.0, 10.0, 12.0)):
         np.testing.assert_allclose(out[head], np.array(v)[0, head // 3] / total, rtol=1e-5)
 

@@ -36,7 +36,7 @@ def build(**changes):
 
 
 def is_still(layer):
-    return not layer.self_attn.rotate._rope.inv_freq.any()
+    return not layer.self_attn.attend.rotate._rope.inv_freq.any()
 
 
 def test_the_norms_behind_attention_and_mlp_have_an_epsilon_of_their_own():

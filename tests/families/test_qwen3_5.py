@@ -202,7 +202,7 @@ def test_position_axes_of_images_do_not_disturb_text(rope, wrapped, tmp_path):
     if wrapped:
         raw = {"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text", **own}}
     model = resolve_family("qwen3_5").build(normalise(raw, tmp_path / "config.json"))
-    table = model.model.layers[2].self_attn.rotate._rope
+    table = model.model.layers[2].self_attn.attend.rotate._rope
     expected = rope_frequencies("default", 1e7, 10, partial_rotary_factor=0.6)[0]
     assert np.array_equal(table.inv_freq, expected)
     assert len(table.inv_freq) == 3
@@ -211,7 +211,7 @@ def test_position_axes_of_images_do_not_disturb_text(rope, wrapped, tmp_path):
 def test_a_quarter_of_a_head_rotates_where_the_config_is_silent():
     config = {k: v for k, v in TINY["qwen3_5"].items() if k != "partial_rotary_factor"}
     model = resolve_family("qwen3_5").build(config | {"head_dim": 16})
-    assert len(model.model.layers[2].self_attn.rotate._rope.inv_freq) == 2
+    assert len(model.model.layers[2].self_attn.attend.rotate._rope.inv_freq) == 2
 
 
 def test_listed_layer_types_hold_over_the_interval():

@@ -39,7 +39,7 @@ def build(**changes):
 
 
 def frequencies(model, layer):
-    return model.model.layers[layer].self_attn.rotate._rope.inv_freq
+    return model.model.layers[layer].self_attn.attend.rotate._rope.inv_freq
 
 
 def test_the_activation_is_gelu_and_not_its_tanh_form():

@@ -98,7 +98,7 @@ def test_layers_of_two_kinds_are_refused(model_type):
 
 def test_mixtral_rotates_with_base_a_million_and_qwen3_moe_with_ten_thousand():
     for model_type, base in (("mixtral", 1e6), ("qwen3_moe", 1e4)):
-        rope = tiny_model(model_type).model.layers[0].self_attn.rotate._rope
+        rope = tiny_model(model_type).model.layers[0].self_attn.attend.rotate._rope
         assert np.array_equal(rope.inv_freq, rope_frequencies("default", base, 10)[0])
 
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import metal_emu
 import mlx.core as mx
 import pytest
 
-from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget, header, strip_comments
+from turbospark.kernels.gpu.kernel import CUDA, METAL, GpuTarget, strip_comments
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 ROUNDING = {mx.float32: 2e-6, mx.float16: 1e-3, mx.bfloat16: 8e-3}  # of one stored result
 
-GAPPED = ("attention_partials", "attention_tensor", "head_norm_rope")
+GAPPED = ("attention_partials", "attention_tensor", "head_norm_rope", "rotated_")
 GAPPED += ("latent_queries", "latent_queries_dense", "latent_partials")
 """Bodies that leave out what nobody reads: chunks without keys, rows behind the newest."""
 
@@ -23,7 +24,7 @@ GAPPED += ("latent_queries", "latent_queries_dense", "latent_partials")
 def emulated(order: int = 0, **names: Any) -> Callable[..., Sequence[mx.array]]:
     """A kernel in strict emulation; what a body may leave out holds NaN."""
     kernel = metal_emu.metal_kernel(**names, strict=True, order=order)
-    gapped = names["name"] in GAPPED
+    gapped = names["name"].startswith(GAPPED)
     return functools.partial(kernel, init_value=float("nan")) if gapped else kernel
 
 
@@ -50,10 +51,11 @@ def tensor_emulation(order: int = 0) -> GpuTarget:
     """The emulation with bodies for tensor cores, whose instructions are made of shuffles."""
     metal_emu.require_emulator()
     helpers = strip_comments(Path(__file__).with_name("tensor_emulation.h").read_text("ascii"))
+    dialect = resources.files("turbospark.kernels.gpu").joinpath("dialect/cuda_tensor.h")
+    instructions = strip_comments(dialect.read_text("ascii"))
 
     def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
-        if names["name"] == "attention_tensor":
-            names["header"] = header(EMULATION) + helpers
+        names["header"] = names["header"].replace(instructions, helpers)
         return emulated(order, **names)
 
     return GpuTarget("emulation", "metal.h", build, "cuda")
@@ -75,13 +77,14 @@ def resolve(name: str) -> GpuTarget | None:
 
 
 def mutated(kernel: str, old: str, new: str = "") -> GpuTarget:
-    """The emulation of bodies, with `old` made `new` in the one of that name."""
+    """The emulation of bodies, with `old` made `new` in the one of that name or its helpers."""
     metal_emu.require_emulator()
 
     def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
         if names["name"] == kernel:
-            assert old in names["source"], f"{kernel} has no {old!r} to mutate"
-            names["source"] = names["source"].replace(old, new)
+            text = "source" if old in names["source"] else "header"
+            assert old in names[text], f"{kernel} has no {old!r} to mutate"
+            names[text] = names[text].replace(old, new)
         return emulated(**names)
 
     return GpuTarget("mutant", "metal.h", build)

@@ -198,7 +198,7 @@ FENCE = "simdgroup_barrier(mem_flags::mem_threadgroup);\n"
         ("partials", "slot - sealed_capacity)", "slot)", "out of bounds"),
         ("partials", "i % SHARE", "0 * i", "conflicting|never written"),
         ("partials", "|| p > position - WINDOW", "|| p > position - WINDOW - 1", None),
-        ("partials", "* scale[0]", "", None),
+        ("partials", "*= score_factor", "*= 1.0f", None),
         ("partials", "within == turn + b", "within == turn + (b ^ 1)", None),
         ("partials", "sum[t][c] *= fade; }\n    }\n    simdgroup", "}\n    }\n    simdgroup", None),
         ("partials", "total[t], fade, weight", "total[t], 1.0f, weight", None),
@@ -226,7 +226,7 @@ def test_a_planted_mutation_is_caught(
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("value * query_share[n / D]", "value"),
+        ("joined[n], 0.0f) * query_share[n / D]", "joined[n], 0.0f)"),
         ("metal::fma(query_weight[n / D], joined[n], 0.0f)", "joined[n]"),
         ("static_cast<float>(sinks[head])", "static_cast<float>(sinks[0])"),
         ("query_weight[t] = share.v[0]", "query_weight[0] = share.v[0]"),

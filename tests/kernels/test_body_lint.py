@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from importlib import resources
+from pathlib import Path
 
 import pytest
 from kernels import body_lint
@@ -22,7 +23,9 @@ from turbospark.kernels.gpu.kernel import Kernel, header
 from turbospark.kernels.gpu.latent import KERNELS as LATENTS
 from turbospark.kernels.gpu.latent import PARTIALS as LATENT_PARTIALS
 from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
+from turbospark.kernels.gpu.rotated_attention import kernel_of as kernel_that_rotates
 
+ROTATED = kernel_that_rotates(PARTIALS, writes=True)
 FOLDER = resources.files("turbospark.kernels.gpu")
 
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
@@ -33,16 +36,32 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 #   of 2, of blocks of eight rows or more;
 # - x, weight and residual of rms_norm are passed on only where rows are multiples of 8;
 # - state, q and k of delta_scan: whole arrays of rows of Dk floats, Dk a multiple of 4;
-# - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4.
+# - tail_k, tail_v: of a cache block, from whole rows of D values, D a multiple of 4, or of 8 where
+#   16 bytes are read;
+# - q, k, v and query_rows, key_rows, value_rows, and weights of their norms: of heads of 8 numbers
+#   or more; frequencies are padded to 8.
 KERNELS = {
     "int4_gemv": (kernel_of("int4_gemv", 3), {"x", "norm_weight"}, {"codes"}),
     "int4_rows": (INT4_ROWS, set(), set()),
     "rms_norm": (RMS_NORM, {"x", "weight", "residual"}, set()),
-    "attention_partials": (PARTIALS, {"q", "sealed_k", "sealed_v", "tail_k", "tail_v"}, {"row"}),
+    "attention_partials": (
+        PARTIALS,
+        {"q", "sealed_k", "sealed_v", "tail_k", "tail_v"},
+        {"row", "tail_k", "tail_v"},
+    ),
     "attention_combine": (COMBINE, {"parts"}, {"parts"}),
     "argmax_parts": (ARGMAX_PARTS, {"logits"}, set()),
     "argmax_join": (ARGMAX_JOIN, set(), set()),
-    "head_norm_rope": (HEAD_NORM_ROPE, {"tail_k", "tail_v"}, {"tail_k", "tail_v"}),
+    "head_norm_rope": (
+        HEAD_NORM_ROPE,
+        {"q", "k", "v", "tail_k", "tail_v", "q_weight", "k_weight", "v_weight", "frequencies"},
+        {"tail_k", "tail_v"},
+    ),
+    "rotated_partials": (
+        ROTATED,
+        {*ROTATED.inputs} - {"lengths", "numbers", "sinks", "gate"},
+        {"row", "tail_k", "tail_v"},
+    ),
     "delta_net": (DELTA_NET, {"qkv", "tail", "conv", "state"}, set()),
     "delta_filter": (FILTER, {"qkv", "tail", "conv"}, set()),
     "delta_scan": (SCAN, {"state", "q", "k"}, {"q", "k"}),
@@ -76,6 +95,7 @@ CUDA_ONLY = {
     "int4_mma": kernel_of("int4_mma", 3, only="cuda"),
     "int4_chain": CHAIN,
     "attention_tensor": TENSOR,
+    "rotated_tensor": kernel_that_rotates(TENSOR, writes=True),
 }
 CUDA_RULES = (
     body_lint.text_is_ascii,
@@ -90,18 +110,18 @@ CUDA_RULES = (
 
 def body_of(name: str) -> Body:
     kernel, long_inputs, aligned = KERNELS[name]
-    text = FOLDER.joinpath(f"bodies/{name}.h").read_text("utf-8")
+    text = FOLDER.joinpath(kernel.path).read_text("utf-8")
     return Body(text, kernel.inputs, kernel.outputs, frozenset(long_inputs), frozenset(aligned))
 
 
 def test_every_body_is_linted() -> None:
     files = {file.name for file in FOLDER.joinpath("bodies").iterdir() if file.is_file()}
-    assert files == {f"{name}.h" for name in KERNELS}
+    assert files == {Path(kernel.path).name for kernel, _, _ in KERNELS.values()}
 
 
 def test_every_body_of_cuda_alone_is_linted() -> None:
     files = {file.name for file in FOLDER.joinpath("bodies/cuda").iterdir()}
-    assert files == {f"{name}.h" for name in CUDA_ONLY}
+    assert files == {Path(kernel.path).name for kernel in CUDA_ONLY.values()}
 
 
 @pytest.mark.parametrize("rule", CUDA_RULES, ids=lambda rule: rule.__name__)
@@ -124,7 +144,7 @@ def test_bodies_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) 
 @pytest.mark.parametrize(
     "rule", [body_lint.text_is_ascii, body_lint.mlx_names_are_left_alone], ids=lambda r: r.__name__
 )
-@pytest.mark.parametrize("name", ["metal.h", "common.h", "parts.h", "cuda_fragments.h"])
+@pytest.mark.parametrize("name", ["metal.h", "common.h", "heads.h", "parts.h", "cuda_fragments.h"])
 def test_preludes_keep_the_rule(name: str, rule: Callable[[Body], Iterator[str]]) -> None:
     text = FOLDER.joinpath(f"dialect/{name}").read_text("utf-8")
     assert list(rule(Body(text, (), ()))) == []

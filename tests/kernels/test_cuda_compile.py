@@ -15,6 +15,7 @@ from kernels.cases_gpu_experts import ExpertCase
 from kernels.cases_gpu_heads import CASES as HEAD_CASES
 from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
+from kernels.cases_gpu_rotated import CASES as ROTATED_CASES
 from kernels.cases_gpu_latent import LatentCase
 from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
@@ -139,3 +140,4 @@ def test_a_body_that_mixes_types_does_not_compile(headers: Path) -> None:
     assert broken != sources[0]
     with pytest.raises(AssertionError, match="more than one operator"):
         compile_source(broken, headers)
+    **{f"rotated {case}": case.run for case in ROTATED_CASES},

@@ -5,6 +5,8 @@ import re
 PRELUDE = '#include <metal_stdlib>\n#include "mlx/backend/metal/kernels/utils.h"\n'
 SOURCE_NAME = "kernel.metal"  # the file that diagnostics and line tables name
 
+DIRECTIVES = re.compile(r"(?:^[ \t]*#[^\n]*\n\s*)+\Z", re.MULTILINE)
+
 
 def lower(source: str) -> str:
     """C++ text of a Metal source; line numbers stay those of the source."""
@@ -26,7 +28,8 @@ def lower_threadgroup_variables(source: str) -> str:
     position = count = 0
     for match in re.finditer(rf"\b({'|'.join(['threadgroup', *aliases])})\b", source):
         end = _declaration_end(source, match.end())
-        starts_statement = source[: match.start()].rstrip()[-1:] in {";", "{", "}", ")", ""}
+        before = DIRECTIVES.sub("", source[: match.start()]).rstrip()
+        starts_statement = before[-1:] in {";", "{", "}", ")", ""}
         if match.start() < position or end is None or not starts_statement:
             continue
         declarators = _split_at_commas(source[match.end() : end].strip())

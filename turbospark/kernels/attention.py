@@ -107,6 +107,23 @@ def attend_step_reference(
     return mx.reshape(mx.transpose(out, (2, 0, 1, 3)), (T, -1)).astype(q.dtype)
 
 
+def gated_reference(attended: mx.array, gate: mx.array) -> mx.array:
+    """Multiply by sigmoid(gate), where a gate is of one number or of a head.
+
+    Args:
+        attended: [T, Hq * D].
+        gate: [T, Hq * D], or [T, Hq] whose sigmoid is computed in float32.
+
+    Returns:
+        [T, Hq * D] in the dtype of `attended`.
+    """
+    if gate.shape == attended.shape:
+        return attended * mx.sigmoid(gate)
+    opening = mx.sigmoid(gate.astype(mx.float32)).astype(attended.dtype)
+    heads = mx.reshape(attended, (*gate.shape, -1))  # [T, Hq, D]
+    return mx.reshape(heads * opening[..., None], attended.shape)
+
+
 def first_key(rows: KVRows, count: int, window: int | None) -> int:
     """The oldest position that the newest `count` queries see.
 

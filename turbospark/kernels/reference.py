@@ -9,6 +9,7 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttentionLayer,
     AttendLatents,
     DeltaGeometry,
     DeltaNet,
@@ -18,6 +19,7 @@ from turbospark.kernels.target import (
     MixExperts,
     Project,
     Rotate,
+    RotateAttend,
     RunBlock,
     Transform,
 )
@@ -63,6 +65,9 @@ class ReferenceKernels:
         return None
 
     def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+        return None
+
+    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         return None
 
     def projected_residual(

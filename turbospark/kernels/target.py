@@ -33,6 +33,10 @@ Attend = Callable[[mx.array, Any, Phase], mx.array]
 AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
 """q [T, H * (N + R)], row [T, L + R], cache, which takes the rows -> [T, H * V]; None where no body
 serves, and then the cache has not moved."""
+RotateAttend = Callable[
+    [mx.array, mx.array | None, mx.array | None, mx.array | None, Any, Phase], mx.array
+]
+"""q, k and v as `Rotate` takes them, the gate if any, cache -> [T, Hq * D]."""
 AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
 FinishLayer = Callable[[mx.array, mx.array, Phase], mx.array | None]
@@ -80,6 +84,27 @@ class HeadGeometry:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionLayer:
+    """What a layer does between its projections.
+
+    Attributes:
+        heads: their sizes.
+        rope: rotates queries and keys.
+        norms: of the heads of queries, keys and values; None for none.
+        scale: factor of the scores.
+        window: keys a query sees, its own included; None for all.
+        sinks: [Hq] scores that join each head's softmax and add no value.
+    """
+
+    heads: HeadGeometry
+    rope: Any
+    norms: tuple[Norm | None, Norm | None, Norm | None]
+    scale: float
+    window: int | None = None
+    sinks: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +182,10 @@ class KernelSet(Protocol):
 
     def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
         """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
+        ...
+
+    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
+        """`head_norm_rope`, `attend` and the gate's sigmoid as one unit."""
         ...
 
     def projected_residual(

@@ -6,6 +6,7 @@ Its reference is `attend_reference` of kernels/attention.py.
 """
 
 import functools
+from dataclasses import dataclass
 
 import mlx.core as mx
 
@@ -39,6 +40,7 @@ def attention_decode(
     scale: float,
     window: int | None = None,
     sinks: mx.array | None = None,
+    gate: mx.array | None = None,
     *,
     target: GpuTarget | None = None,
 ) -> mx.array:
@@ -53,6 +55,7 @@ def attention_decode(
         scale: factor of the scores.
         window: keys a query sees, its own included; None for all.
         sinks: [Hq] scores that join each head's softmax and add no value.
+        gate: as `attention_step` takes it; on a CPU the reference takes none.
         target: where; by default the GPU that MLX computes on, and the reference on a CPU.
 
     Returns:
@@ -72,7 +75,7 @@ def attention_decode(
         return attend_reference(q, rows, scale, window, sinks)
     first_key(rows, T, window)
     step = StepRows(sealed, tail, lengths_of(rows.boundary, rows.end - T))
-    return attention_step(q, step, scale, window, sinks, target=target)
+    return attention_step(q, step, scale, window, sinks, gate, target=target)
 
 
 def attention_step(
@@ -93,8 +96,8 @@ def attention_step(
         scale: factor of the scores.
         window: keys a query sees, its own included; None for all.
         sinks: [Hq] scores that join each head's softmax and add no value.
-        gate: [T, Hq * D], or [T, Hq, n] with n >= D whose first D numbers of a head count; the
-            result is multiplied by its sigmoid. Strides of all but the first axis are dense.
+        gate: [T, Hq * D], [T, Hq] with one number a head, or [T, Hq, n] with n >= D whose first D
+            of a head count; the result is multiplied by its sigmoid. Only rows may lie apart.
         target: where.
 
     Returns:
@@ -104,61 +107,142 @@ def attention_step(
         ShapeError: shapes do not fit.
     """
     heads = _check(q, rows.sealed.k, sinks)
-    (T, Hq, D), lanes = q.shape, geometry.combine_lanes(heads.head_dim)
-    if gate is not None and (gate.shape[0] != T or gate.size < T * Hq * D):
-        raise ShapeError(f"attention of q {q.shape} takes a gate {(T, Hq * D)}, not {gate.shape}")
-    tensor = target.own == "cuda" and geometry.has_tensor_shape(D, q.dtype, rows.sealed.k.dtype)
+    T, dtype = q.shape[0], q.dtype
+    step = plan(heads, T, dtype, rows, window, target=target)
+    gate_step(gate, T, heads)
+    is_whole = step.splits == 1 and gate is None
+    y_shape = (T, heads.num_heads * heads.head_dim)
+    blocks = [rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v]
+    (y,) = step.kernel(
+        target,
+        [q, *blocks, rows.lengths, constant(scale), rows.lengths if sinks is None else sinks],
+        template={
+            **step.template,
+            "IS_WHOLE": is_whole,
+            "HAS_SINKS": sinks is not None,
+            "Y": dtype if is_whole else mx.float32,
+        },
+        grid=(step.threads, heads.num_kv_heads * step.tiles, step.splits),
+        threadgroup=(step.threads, 1, 1),
+        outputs=[(y_shape, dtype) if is_whole else (step.parts_shape, mx.float32)],
+    )
+    return y if is_whole else combine(y, rows, step, sinks, gate, dtype, target=target)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a step's attention is launched.
+
+    Attributes:
+        heads: of the layer.
+        rows: of queries.
+        kernel: the body of the first pass.
+        threads: of a threadgroup.
+        tiles: of a key/value head's queries.
+        splits: chunks of keys.
+        sizes: what both passes take as template arguments.
+        shape: what the first pass takes beside them.
+    """
+
+    heads: HeadGeometry
+    rows: int
+    kernel: Kernel
+    threads: int
+    tiles: int
+    splits: int
+    sizes: Sizes
+    shape: Sizes
+
+    @property
+    def template(self) -> Sizes:
+        """Of the first pass."""
+        share = self.heads.num_heads // self.heads.num_kv_heads
+        return {**self.sizes, **self.shape, "SHARE": share, "TILES": self.tiles, "COPIES": 0}
+
+    @property
+    def parts_shape(self) -> tuple[int, ...]:
+        """Of what the first pass leaves to the second."""
+        return (self.splits, self.rows, self.heads.num_heads, self.heads.head_dim + 4)
+
+
+def plan(
+    heads: HeadGeometry,
+    count: int,
+    dtype: mx.Dtype,
+    rows: StepRows,
+    window: int | None,
+    *,
+    target: GpuTarget,
+) -> Plan:
+    """Body, tiles and chunks for `count` rows of queries of a dtype."""
+    D, keys = heads.head_dim, rows.sealed.k.dtype
+    tensor = target.own == "cuda" and geometry.has_tensor_shape(D, dtype, keys)
     cut = geometry.chunks(heads, window, tensor=tensor)
     sizes: Sizes = {
-        "M": T,
+        "M": count,
         "D": D,
-        "HEADS": Hq,
+        "HEADS": heads.num_heads,
         "CHUNK": cut.size,
         "FIRST": cut.first,
         "WINDOW": window or 0,
     }
-    kernel, threads, tiles, shape = _tensor(heads, q) if tensor else _vector(heads, q, rows)
-    splits = _splits(cut, rows, T, window)
-    is_whole = splits == 1 and gate is None
-    sink_scores = rows.lengths if sinks is None else sinks
-    blocks = [rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v]
-    (parts,) = kernel(
-        target,
-        [q, *blocks, rows.lengths, constant(scale), sink_scores],
-        template={
-            **sizes,
-            **shape,
-            "SHARE": Hq // heads.num_kv_heads,
-            "TILES": tiles,
-            "IS_WHOLE": is_whole,
-            "HAS_SINKS": sinks is not None,
-            "Y": q.dtype if is_whole else mx.float32,
-        },
-        grid=(threads, heads.num_kv_heads * tiles, splits),
-        threadgroup=(threads, 1, 1),
-        outputs=[
-            ((T, Hq * D), q.dtype) if is_whole else ((splits, T, Hq, D + 4), mx.float32),
-        ],
-    )
-    if is_whole:
-        return parts
+    body = _tensor(heads, count, dtype) if tensor else _vector(heads, count, keys)
+    kernel, threads, tiles, shape = body
+    splits = _splits(cut, rows, count, window)
+    return Plan(heads, count, kernel, threads, tiles, splits, sizes, shape)
+
+
+def combine(
+    parts: mx.array,
+    rows: StepRows,
+    step: Plan,
+    sinks: mx.array | None,
+    gate: mx.array | None,
+    dtype: mx.Dtype,
+    *,
+    target: GpuTarget,
+) -> mx.array:
+    """The second pass: [T, Hq * D] of what the first one left."""
+    T, heads = step.rows, step.heads
+    Hq, D, lanes = heads.num_heads, heads.head_dim, geometry.combine_lanes(heads.head_dim)
     (y,) = COMBINE(
         target,
-        [parts, rows.lengths, sink_scores, parts if gate is None else gate],
+        [
+            parts,
+            rows.lengths,
+            rows.lengths if sinks is None else sinks,
+            parts if gate is None else gate,
+        ],
         template={
-            **sizes,
-            "T": q.dtype,
+            **step.sizes,
+            "T": dtype,
             "LANES": lanes,
             "THREADS": geometry.COMBINE_THREADS,
             "HAS_SINKS": sinks is not None,
             "HAS_GATE": gate is not None,
-            "GATE_STEP": D if gate is None or gate.ndim == 2 else gate.shape[2],
+            "GATE_STEP": gate_step(gate, T, heads),
         },
         grid=(geometry.COMBINE_THREADS, T * Hq, D // (4 * lanes)),
         threadgroup=(geometry.COMBINE_THREADS, 1, 1),
-        outputs=[((T, Hq * D), q.dtype)],
+        outputs=[((T, Hq * D), dtype)],
     )
     return y
+
+
+def gate_step(gate: mx.array | None, count: int, heads: HeadGeometry) -> int:
+    """How far the gates of two heads lie apart in a row; 1 where each is one number.
+
+    Raises:
+        ShapeError: these are no gates of `count` rows of the heads.
+    """
+    Hq, D = heads.num_heads, heads.head_dim
+    if gate is None or gate.shape == (count, Hq * D):
+        return D
+    if gate.shape == (count, Hq):
+        return 1
+    if gate.ndim != 3 or gate.shape[:2] != (count, Hq) or gate.shape[2] < D:
+        raise ShapeError(f"{count} rows of {Hq} heads of {D} do not take gates {gate.shape}")
+    return gate.shape[2]
 
 
 @functools.lru_cache(maxsize=4)
@@ -172,32 +256,32 @@ def takes(heads: HeadGeometry) -> bool:
     return geometry.has_vector_shape(heads.head_dim)
 
 
-def _vector(heads: HeadGeometry, q: mx.array, rows: StepRows) -> tuple[Kernel, int, int, Sizes]:
+def _vector(heads: HeadGeometry, count: int, keys: mx.Dtype) -> tuple[Kernel, int, int, Sizes]:
     """The body that every target has: threads, tiles of queries, template."""
-    shape = geometry.vector_shape(heads, q.shape[0])
+    shape = geometry.vector_shape(heads, count)
     sizes: Sizes = {
-        "KV": rows.sealed.k.dtype,
+        "KV": keys,
         "QUERIES": shape.queries,
         "LANES": shape.lanes,
         "QUADS": shape.quads,
         "BATCH": min(shape.lanes, 4),
         "SIMDGROUPS": geometry.SIMDGROUPS,
     }
-    tiles = -(-q.shape[0] * heads.num_heads // (heads.num_kv_heads * shape.queries))
+    tiles = -(-count * heads.num_heads // (heads.num_kv_heads * shape.queries))
     return PARTIALS, 32 * geometry.SIMDGROUPS, tiles, sizes
 
 
-def _tensor(heads: HeadGeometry, q: mx.array) -> tuple[Kernel, int, int, Sizes]:
+def _tensor(heads: HeadGeometry, count: int, dtype: mx.Dtype) -> tuple[Kernel, int, int, Sizes]:
     """The same on tensor cores."""
-    shape = geometry.tensor_shape(heads, q.shape[0])
+    shape = geometry.tensor_shape(heads, count)
     sizes: Sizes = {
-        "T": q.dtype,
+        "T": dtype,
         "DIMS": shape.dims,
         "WARPS": shape.warps,
         "KEY_TILES": shape.key_tiles,
         "QUERY_TILES": shape.query_tiles,
     }
-    queries = q.shape[0] * heads.num_heads // heads.num_kv_heads
+    queries = count * heads.num_heads // heads.num_kv_heads
     return TENSOR, 32 * shape.warps, -(-queries // (16 * shape.query_tiles)), sizes
 
 
@@ -214,9 +298,18 @@ def _check(q: mx.array, keys: mx.array, sinks: mx.array | None) -> HeadGeometry:
             f"attention_decode takes head dimensions that are a multiple of 32 up to 512, or of 8 "
             f"where few remain, the same in q {q.shape} and keys {keys.shape}"
         )
-    if sinks is not None and sinks.shape != (Hq,):
-        raise ShapeError(f"attention_decode takes sinks {(Hq,)}, not {sinks.shape}")
+    check_sinks(sinks, heads)
     return heads
+
+
+def check_sinks(sinks: mx.array | None, heads: HeadGeometry) -> None:
+    """Refuse what is not one score a head.
+
+    Raises:
+        ShapeError: so it is.
+    """
+    if sinks is not None and sinks.shape != (heads.num_heads,):
+        raise ShapeError(f"attention_decode takes sinks {(heads.num_heads,)}, not {sinks.shape}")
 
 
 def _splits(cut: geometry.Chunks, rows: StepRows, count: int, window: int | None) -> int:

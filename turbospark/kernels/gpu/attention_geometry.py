@@ -93,6 +93,16 @@ def tensor_shape(heads: HeadGeometry, rows: int) -> TensorShape:
     return TensorShape(*TENSOR_SHAPES[heads.head_dim], query_tiles=1 if queries <= 16 else 2)
 
 
+def tensor_bytes(heads: HeadGeometry, rows: int) -> int:
+    """Memory of a threadgroup of attention_tensor; 0 where it takes no such heads."""
+    if heads.head_dim not in TENSOR_SHAPES:
+        return 0
+    shape, D = tensor_shape(heads, rows), heads.head_dim
+    queries, keys = 16 * shape.query_tiles, 8 * shape.warps * shape.key_tiles
+    joined = 4 * queries * D if shape.warps * shape.dims > D else 0
+    return max(queries * (2 * D + 4 * keys), joined) + 4 * queries * (shape.warps + 2)
+
+
 def chunks(heads: HeadGeometry, window: int | None, *, tensor: bool) -> Chunks:
     """How keys are cut: by sizes of the model alone, never by the number of queries."""
     if tensor:

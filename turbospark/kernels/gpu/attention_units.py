@@ -5,13 +5,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.kernels.attention import attend_step_reference
-from turbospark.kernels.gpu import attention_decode, head_norm_rope
+from turbospark.kernels.attention import attend_step_reference, gated_reference
+from turbospark.kernels.gpu import attention_decode, head_norm_rope, rotated_attention
 from turbospark.kernels.gpu.attention_prefill import attention_prefill
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.kernel import GpuTarget
-from turbospark.kernels.kv_rows import RowBlock, StepRows
-from turbospark.kernels.target import Attend, HeadGeometry, Rotate
+from turbospark.kernels.gpu.rotated_attention import HeadInputs
+from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
+from turbospark.kernels.target import Attend, AttentionLayer, HeadGeometry, Rotate, RotateAttend
 from turbospark.protocols import Phase
 
 
@@ -53,37 +54,91 @@ def bind_attention(
     """Attention over a cache; `target` is None where the body is switched off."""
     from_target = target if attention_decode.takes(heads) else None
 
+    layer = AttentionLayer(heads, None, (None, None, None), scale, window, sinks)
+
     def run(q: mx.array, cache: Any, phase: Phase) -> mx.array:
-        rows = cache.rows()
-        if isinstance(rows, StepRows):
-            return _attend_step(q, rows, scale, window, sinks, from_target)
-        if from_target and phase is Phase.DECODE and q.shape[0] <= attention_decode.MAX_ROWS:
-            return attention_decode.attention_decode(
-                q, rows, scale, window, sinks, target=from_target
-            )
-        return attention_prefill(q, rows, scale, window, sinks)
+        return _attend(q, cache.rows(), layer, None, phase, from_target)
 
     return run
+
+
+def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend:
+    """Norms, rotation, attention and gate of a layer, in one launch or two where a body serves.
+
+    Where none does, and in prefill, it is one unit after the other.
+    """
+    q_norm, k_norm, v_norm = layer.norms
+    unit = HeadUnit.build(layer.heads, layer.rope, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
+    rotate = bind_heads(unit, target)
+    from_target = target if attention_decode.takes(layer.heads) else None
+
+    def run(
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        gate: mx.array | None,
+        cache: Any,
+        phase: Phase,
+    ) -> mx.array:
+        rows = cache.rows()
+        if phase is Phase.DECODE and isinstance(rows, StepRows):
+            inputs = HeadInputs(q, k, v, gate)
+            if rotated_attention.serves(inputs, rows, layer, unit, target):
+                y, tail = rotated_attention.rotated_attention(
+                    inputs, rows, layer, unit, target=target
+                )
+                if tail is not None:
+                    cache.rebind(tail, q.shape[0])
+                return y
+        heads = rotate(q, k, v, cache, phase)
+        return _attend(heads, cache.rows(), layer, gate, phase, from_target)
+
+    return run
+
+
+def _attend(
+    q: mx.array,
+    rows: KVRows | StepRows,
+    layer: AttentionLayer,
+    gate: mx.array | None,
+    phase: Phase,
+    target: GpuTarget | None,
+) -> mx.array:
+    """Attention and gate; `target` is None where no body serves."""
+    scale, window, sinks = layer.scale, layer.window, layer.sinks
+    few = phase is Phase.DECODE and q.shape[0] <= attention_decode.MAX_ROWS
+    if isinstance(rows, StepRows) and target is not None:
+        return _attend_step(q, rows, layer, gate, target)
+    if isinstance(rows, StepRows):
+        y = attend_step_reference(q, rows, scale, window, sinks)
+    elif target is not None and few:
+        return attention_decode.attention_decode(q, rows, scale, window, sinks, gate, target=target)
+    else:
+        y = attention_prefill(q, rows, scale, window, sinks)
+    return y if gate is None else gated_reference(y, gate)
 
 
 def _attend_step(
     q: mx.array,
     rows: StepRows,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None,
-    target: GpuTarget | None,
+    layer: AttentionLayer,
+    gate: mx.array | None,
+    target: GpuTarget,
 ) -> mx.array:
-    if target is None:
-        return attend_step_reference(q, rows, scale, window, sinks)
     parts: list[mx.array] = []
     for first in range(0, q.shape[0], attention_decode.MAX_ROWS):
         at = rows.lengths if first == 0 else rows.lengths + mx.array([0, first], mx.int32)
-        part = q[first : first + attention_decode.MAX_ROWS]
-        step = rows._replace(lengths=at)
-        parts.append(
-            attention_decode.attention_step(part, step, scale, window, sinks, target=target)
+        last = first + attention_decode.MAX_ROWS
+        y = attention_decode.attention_step(
+            q[first:last],
+            rows._replace(lengths=at),
+            layer.scale,
+            layer.window,
+            layer.sinks,
+            None if gate is None else gate[first:last],
+            target=target,
         )
+        parts.append(y)
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 

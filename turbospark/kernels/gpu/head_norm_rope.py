@@ -22,6 +22,7 @@ KERNEL = Kernel(
     ("q", "k", "v", "tail_k", "tail_v", *_WEIGHTS, "frequencies", "lengths", "numbers"),
     ("y", "new_k", "new_v"),
     takes_strides=True,
+    helpers=("heads.h",),
 )
 MAX_ROWS = 16
 
@@ -37,7 +38,7 @@ class HeadUnit:
         heads: their sizes.
         norms: of queries, keys and values; None for none.
         rope: rotates queries and keys.
-        frequencies: the embedding's [P] inverse frequencies.
+        frequencies: the embedding's [P] inverse frequencies, zeros behind them.
     """
 
     heads: HeadGeometry
@@ -56,7 +57,7 @@ class HeadUnit:
         v_norm: Norm | None = None,
     ) -> Self:
         """Put a layer's norms and embedding together."""
-        return cls(heads, (q_norm, k_norm, v_norm), rope, resident(mx.array(rope.inv_freq)))
+        return cls(heads, (q_norm, k_norm, v_norm), rope, _frequencies(rope))
 
 
 def head_norm_rope(
@@ -88,7 +89,7 @@ def head_norm_rope(
     Raises:
         ShapeError: shapes do not fit.
     """
-    _check(q, k, v, rows, unit)
+    check(q, k, v, rows, unit)
     heads, has_kv, tail = unit.heads, k is not None, rows.tail
     weights = [
         unit.frequencies if norm is None or norm.weight is None else norm.weight
@@ -145,6 +146,12 @@ def takes(heads: HeadGeometry) -> bool:
     return heads.head_dim % 4 == 0 and heads.head_dim <= 512
 
 
+def _frequencies(rope: Rope) -> mx.array:
+    """The embedding's numbers; 8 at least, as an array that a body points into has."""
+    padding = mx.zeros((max(0, 8 - rope.inv_freq.size),))
+    return resident(mx.concatenate([mx.array(rope.inv_freq), padding]))
+
+
 def _groups(q: mx.array, tail: RowBlock, heads: HeadGeometry, has_kv: bool) -> tuple[int, int]:
     """Threadgroups that norm and rotate, and those that copy a head's rows of the old tail."""
     T, rotated = q.shape[0], heads.num_heads + 2 * heads.num_kv_heads * has_kv
@@ -155,25 +162,17 @@ def _groups(q: mx.array, tail: RowBlock, heads: HeadGeometry, has_kv: bool) -> t
 def _template(
     q: mx.array, tail: RowBlock, unit: HeadUnit, has_kv: bool
 ) -> dict[str, mx.Dtype | int | bool]:
-    heads, D, pairs = unit.heads, unit.heads.head_dim, unit.rope.inv_freq.size
-    norms = [0 if norm is None else 1 if norm.weight is None else 2 for norm in unit.norms]
+    heads = unit.heads
     head_groups, copies_a_head = _groups(q, tail, heads, has_kv)
     return {
+        **rotation_template(q, unit),
         "T": q.dtype,
         "KV": tail.k.dtype,
         "M": q.shape[0],
-        "D": D,
+        "D": heads.head_dim,
         "HEADS": heads.num_heads,
         "KV_HEADS": heads.num_kv_heads,
         "HAS_KV": has_kv,
-        "Q_STEP": D if q.ndim == 2 else q.shape[2],
-        "Q_NORM": norms[0],
-        "K_NORM": norms[1],
-        "V_NORM": norms[2],
-        "PAIRS": pairs,
-        "TURNS": -(-pairs // 32),
-        "RESTS": -(-(D - 2 * pairs) // 32),
-        "IS_TRADITIONAL": unit.rope.traditional,
         "TAIL": tail.k.shape[1],
         "SIMDGROUPS": _SIMDGROUPS,
         "HEAD_GROUPS": head_groups,
@@ -183,9 +182,31 @@ def _template(
     }
 
 
-def _check(
+def rotation_template(q: mx.array, unit: HeadUnit) -> dict[str, mx.Dtype | int | bool]:
+    """What dialect/heads.h takes, and where heads of `q` lie."""
+    D, pairs = unit.heads.head_dim, unit.rope.inv_freq.size
+    norms = [0 if norm is None else 1 if norm.weight is None else 2 for norm in unit.norms]
+    turns = -(-pairs // 32)
+    return {
+        "Q_STEP": D if q.ndim == 2 else q.shape[2],
+        "Q_NORM": norms[0],
+        "K_NORM": norms[1],
+        "V_NORM": norms[2],
+        "PAIRS": pairs,
+        "TURNS": turns,
+        "SIZE": 2 * turns + -(-(D - 2 * pairs) // 32),
+        "IS_TRADITIONAL": unit.rope.traditional,
+    }
+
+
+def check(
     q: mx.array, k: mx.array | None, v: mx.array | None, rows: StepRows, unit: HeadUnit
 ) -> None:
+    """Refuse shapes that do not fit.
+
+    Raises:
+        ShapeError: so it is.
+    """
     heads, D, T = unit.heads, unit.heads.head_dim, q.shape[0]
     q_shapes = [(T, heads.num_heads * D), (T, heads.num_heads, max(D, q.shape[-1]))]
     if not 1 <= T <= MAX_ROWS or q.shape not in q_shapes:

@@ -8,7 +8,7 @@ import mlx.core as mx
 from turbospark.errors import OptionError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.gpu import head_norm_rope, latent
-from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads
+from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads, bind_rotated
 from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
@@ -21,6 +21,7 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttentionLayer,
     AttendLatents,
     DeltaGeometry,
     DeltaNet,
@@ -30,6 +31,7 @@ from turbospark.kernels.target import (
     MixExperts,
     Project,
     Rotate,
+    RotateAttend,
     Transform,
 )
 from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
@@ -49,6 +51,7 @@ BODIES = (
     "rms_norm",
     "head_norm_rope",
     "attention_decode",
+    "rotated_attention",
     "latent_attention",
     "delta_net",
     "routed_experts",
@@ -244,3 +247,10 @@ class GpuKernels:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
         target = self._target if "attention_decode" in self._enabled else None
         return bind_attention(heads, scale, window, sinks, target)
+
+    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
+        """`head_norm_rope`, `attend` and the gate's sigmoid as one unit."""
+        needed = {"head_norm_rope", "attention_decode", "rotated_attention"}
+        if not needed <= set(self._enabled):
+            return None
+        return bind_rotated(layer, self._target)

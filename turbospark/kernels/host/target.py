@@ -15,6 +15,7 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttentionLayer,
     AttendLatents,
     DeltaGeometry,
     DeltaNet,
@@ -24,6 +25,7 @@ from turbospark.kernels.target import (
     MixExperts,
     Project,
     Rotate,
+    RotateAttend,
     Transform,
 )
 from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
@@ -75,6 +77,9 @@ class HostKernels:
         return Attention(self._host, heads, scale, window, sinks)
 
     def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+        return None
+
+    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         return None
 
     def projected_residual(

@@ -1,5 +1,6 @@
 // Joins the partials of a chunk each: y = sum(weight partial) / sum(weight total), where a chunk's
-// weight is exp(its top - the largest top); times sigmoid(gate) if HAS_GATE. Threadgroup
+// weight is exp(its top - the largest top); times sigmoid(gate) if HAS_GATE,
+// where the numbers of two heads lie GATE_STEP apart, and 1 is one number a head. Threadgroup
 // (THREADS, 1, 1); grid y: query; grid z: LANES times four columns. Chunks are dealt to groups of
 // threads by their absolute number, so a row does not depend on its neighbours.
 SHARED float group_sum[THREADS * 4];
@@ -58,9 +59,9 @@ if (thread_index < 4 * LANES) {
   const int d = column + thread_index;
   if (HAS_GATE) {
     const int row = query / HEADS;
-    const int place = (query - row * HEADS) * GATE_STEP + d;
-    const float opening = static_cast<float>(gate[row * static_cast<int>(gate_strides[0]) + place]);
-    value = value / (1.0f + metal::fast::exp(-opening));
+    const int place = (query - row * HEADS) * GATE_STEP + (GATE_STEP == 1 ? 0 : d);
+    const int row_place = row * static_cast<int>(gate_strides[0]);
+    value = gated(value, static_cast<float>(gate[row_place + place]));
   }
   y[query * D + d] = static_cast<T>(value);
 }

@@ -11,12 +11,21 @@
 // first, as they may be the longest. A query's row of y holds its D values, the maximum and the sum
 // of the weights, and two numbers that are left unwritten, as are chunks that no query sees; or, if
 // IS_WHOLE, the one chunk holds all keys, and the row is the result that attention_combine gives.
+//
+// With ROTATES the queries come as head_norm_rope takes them, and each threadgroup norms and rotates
+// its own, with the same bits. With WRITES so do keys and values, which those threadgroups whose
+// chunk they lie in read from threadgroup memory; the first tile of queries writes them into the new
+// tail, and the last COPIES of grid z copy COPY_ROWS of its old rows each, a tile. numbers: as
+// head_norm_rope's, then the factor of the scores.
 SHARED float block_weight[SIMDGROUPS * 32 * QUERIES];
 SHARED float joined[QUERIES * D];
 SHARED float group_top[SIMDGROUPS * QUERIES];
 SHARED float group_total[SIMDGROUPS * QUERIES];
 SHARED float query_weight[QUERIES];
 SHARED float query_share[QUERIES];
+#ifdef WRITES
+SHARED KV own_rows[2 * M * D];  // keys, then values
+#endif
 const float masked = -3.0e38f;
 const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int lane = static_cast<int>(thread_index_in_simdgroup);
@@ -25,7 +34,9 @@ const int within = lane % LANES;
 const int beside = lane / LANES * LANES;  // the block's key of this lane's first turn
 const int kv_head = static_cast<int>(threadgroup_position_in_grid.y) / TILES;
 const int first_query = static_cast<int>(threadgroup_position_in_grid.y) % TILES * QUERIES;
-const int split = static_cast<int>(threadgroups_per_grid.z - 1 - threadgroup_position_in_grid.z);
+const int depth = static_cast<int>(threadgroup_position_in_grid.z);
+const int splits = static_cast<int>(threadgroups_per_grid.z) - COPIES;
+const int split = metal::max(splits - 1 - depth, 0);
 const int boundary = lengths[0];
 const int start = lengths[1];
 const int begin = WINDOW == 0 ? 0 : metal::max(0, start + 1 - WINDOW);
@@ -34,6 +45,22 @@ const int chunk = chunk_start(chunk_index, CHUNK, FIRST);
 const int low = metal::max(begin, chunk);
 const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST));
 
+#ifdef WRITES
+const int tail_from = kv_head * static_cast<int>(tail_k_shape[1]);
+if (depth >= splits) {
+  const int width = 16 / static_cast<int>(sizeof(KV));
+  const int tile = static_cast<int>(threadgroup_position_in_grid.y) % TILES;
+  const int first = ((depth - splits) * TILES + tile) * COPY_ROWS;
+  const int from = (tail_from + first) * D;
+  const int count = metal::min(COPY_ROWS, start - boundary - first) * D;
+  for (int n = width * thread_index; n < count; n += width * 32 * SIMDGROUPS) {
+    const Pack<KV, width> old_key = load_pack<width>(tail_k + from + n);
+    const Pack<KV, width> old_value = load_pack<width>(tail_v + from + n);
+    store_pack<width>(new_k + from + n, old_key);
+    store_pack<width>(new_v + from + n, old_value);
+  }
+} else
+#endif
 if (low < high) {
   // Sealed row of a position p >= low is low_slot + p - low, less the capacity where a ring wraps.
   const int sealed_capacity = sealed_k_shape[1];
@@ -41,19 +68,93 @@ if (low < high) {
   const int sealed_head = kv_head * sealed_capacity;
   const int tail_head = kv_head * tail_k_shape[1] - boundary;
 
+#ifdef ROTATES
+  const int items = high > start ? QUERIES + OWN : QUERIES;
+  const int items_a_group = (items + SIMDGROUPS - 1) / SIMDGROUPS;
+  const int last_item = metal::min(items, (simdgroup + 1) * items_a_group);
+  int turned_row = -1;
+  Floats<2 * TURNS> turns;
+  for (int item = simdgroup * items_a_group; item < last_item; item++) {
+    const bool is_query = item < QUERIES;
+    const int i = metal::min(first_query + item, M * SHARE - 1);
+    const int row = is_query ? i / SHARE : (item - QUERIES) / 2;
+    const GLOBAL T* from = query_rows + row * static_cast<int>(query_rows_strides[0]) +
+                           (kv_head * SHARE + i % SHARE) * Q_STEP;
+    int norm = Q_NORM;
+    Floats<SIZE> factor = head_ones<SIZE>();
+    if (is_query && Q_NORM == 2) {
+      factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q_weight, lane);
+    }
+#ifdef WRITES
+    const bool is_value = !is_query && (item - QUERIES) % 2 == 1;
+    if (!is_query) {
+      from = is_value ? value_rows + row * static_cast<int>(value_rows_strides[0]) + kv_head * D
+                      : key_rows + row * static_cast<int>(key_rows_strides[0]) + kv_head * D;
+      norm = is_value ? V_NORM : K_NORM;
+      if (!is_value && K_NORM == 2) {
+        factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k_weight, lane);
+      }
+    }
+#else
+    const bool is_value = false;
+#endif
+    Floats<SIZE> number = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(from, lane);
+    if (!is_value && row != turned_row) {
+      turns = head_turns<PAIRS, TURNS>(static_cast<float>(start + row), frequencies, numbers[3],
+                                       lane);
+      turned_row = row;
+    }
+    if (norm != 0) {
+      const float eps = is_query ? numbers[0] : is_value ? numbers[2] : numbers[1];
+      number = normed_head<D>(number, factor, eps);
+    }
+    if (!is_value) {
+      number = rotated_head<TURNS>(number, turns);
+    }
+    const int position = start + row;
+    const bool is_written = !is_query && first_query == 0 && position >= chunk && position < high;
+    UNROLL for (int j = 0; j < SIZE; j++) {
+      const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
+      if (d < D && is_query) {
+        joined[item * D + d] = static_cast<float>(static_cast<T>(number.v[j]));
+      }
+#ifdef WRITES
+      const int to = (tail_from + position - boundary) * D + d;
+      if (d < D && !is_query) {
+        own_rows[((is_value ? M : 0) + row) * D + d] = static_cast<KV>(number.v[j]);
+      }
+      if (d < D && is_written && !is_value) {
+        new_k[to] = static_cast<KV>(number.v[j]);
+      }
+      if (d < D && is_written && is_value) {
+        new_v[to] = static_cast<KV>(number.v[j]);
+      }
+#endif
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const float score_factor = numbers[4];
+#else
+  const float score_factor = scale[0];
+#endif
+
   float query[QUERIES][QUADS * 4];
   float sum[QUERIES][QUADS * 4];
   float top[QUERIES];
   float total[QUERIES];
   UNROLL for (int t = 0; t < QUERIES; t++) {
-    const int i = first_query + t;
-    const int held = i < M * SHARE ? i : 0;
-    const int head = kv_head * SHARE + held % SHARE;
     UNROLL for (int c = 0; c < QUADS; c++) {
       const int d = 4 * (within + c * LANES);
-      const Floats<4> value = load_floats<4>(q + ((held / SHARE) * HEADS + head) * D + d);
+#ifdef ROTATES
+      UNROLL for (int x = 0; x < 4; x++) { query[t][4 * c + x] = joined[t * D + d + x]; }
+#else
+      const int i = first_query + t < M * SHARE ? first_query + t : 0;
+      const int head = kv_head * SHARE + i % SHARE;
+      const Floats<4> value = load_floats<4>(q + ((i / SHARE) * HEADS + head) * D + d);
+      UNROLL for (int x = 0; x < 4; x++) { query[t][4 * c + x] = value.v[x]; }
+#endif
       UNROLL for (int x = 0; x < 4; x++) {
-        query[t][4 * c + x] = value.v[x] * scale[0];
+        query[t][4 * c + x] *= score_factor;
         sum[t][4 * c + x] = 0.0f;
       }
     }
@@ -80,6 +181,21 @@ if (low < high) {
           key[b][c] = load_pack<4>(row + 4 * (within + c * LANES));
         }
       }
+#ifdef WRITES
+      if (block + 32 > start) {
+        UNROLL for (int b = 0; b < BATCH; b++) {
+          const int p = metal::min(metal::max(block + beside + turn + b, low), high - 1);
+          const int own = p - start;
+          UNROLL for (int c = 0; c < QUADS; c++) {
+            UNROLL for (int x = 0; x < 4; x++) {
+              if (own >= 0) {
+                key[b][c].v[x] = own_rows[(own) * D + 4 * (within + c * LANES) + x];
+              }
+            }
+          }
+        }
+      }
+#endif
       UNROLL for (int b = 0; b < BATCH; b++) {
         UNROLL for (int t = 0; t < QUERIES; t++) {
           float dot = 0.0f;
@@ -123,6 +239,21 @@ if (low < high) {
           value[b][c] = load_pack<4>(row + 4 * (within + c * LANES));
         }
       }
+#ifdef WRITES
+      if (block + 32 > start) {
+        UNROLL for (int b = 0; b < BATCH; b++) {
+          const int p = metal::min(metal::max(block + beside + turn + b, low), high - 1);
+          const int own = p - start;
+          UNROLL for (int c = 0; c < QUADS; c++) {
+            UNROLL for (int x = 0; x < 4; x++) {
+              if (own >= 0) {
+                value[b][c].v[x] = own_rows[(M + own) * D + 4 * (within + c * LANES) + x];
+              }
+            }
+          }
+        }
+      }
+#endif
       UNROLL for (int b = 0; b < BATCH; b++) {
         UNROLL for (int t = 0; t < QUERIES; t++) {
           const float weight =
@@ -192,8 +323,16 @@ if (low < high) {
     if (i < M * SHARE) {
       const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
       if (IS_WHOLE) {
-        const float value = metal::fma(query_weight[n / D], joined[n], 0.0f);
-        y[place * D + n % D] = static_cast<Y>(value * query_share[n / D]);
+        float value = metal::fma(query_weight[n / D], joined[n], 0.0f) * query_share[n / D];
+#ifdef ROTATES
+        if (HAS_GATE) {
+          const int row = i / SHARE * static_cast<int>(gate_strides[0]);
+          const int head = kv_head * SHARE + i % SHARE;
+          const int at = row + head * GATE_STEP + (GATE_STEP == 1 ? 0 : n % D);
+          value = gated(value, static_cast<float>(gate[at]));
+        }
+#endif
+        y[place * D + n % D] = static_cast<Y>(value);
       } else {
         y[place * (D + 4) + n % D] = static_cast<Y>(joined[n]);
       }

@@ -1,10 +1,10 @@
 // Norms and rotates the heads of M rows, a SIMD-group a head; the rows of keys and values go into a
 // copy of the cache's tail. Each of q, k, v has a norm (0 none, 1 without a weight, 2 with one).
 //
-// Angles are float32 products, as models were trained. lengths: first position of the tail, position
-// of the first row. numbers: eps of q, k, v, then the factor of cosines and sines. Threadgroup
-// (32 * SIMDGROUPS, 1, 1); grid x: first the heads, then COPIES threadgroups of COPY_ROWS rows each.
-// Rows of the new tail that no position names are left unwritten.
+// lengths: first position of the tail, position of the first row. numbers: eps of q, k, v, then the
+// factor of cosines and sines. Threadgroup (32 * SIMDGROUPS, 1, 1); grid x: first the heads, then
+// COPIES threadgroups of COPY_ROWS rows each. Rows of the new tail that no position names are left
+// unwritten.
 const int kinds = HAS_KV ? HEADS + 2 * KV_HEADS : HEADS;
 const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int lane = static_cast<int>(thread_index_in_simdgroup);
@@ -24,61 +24,45 @@ if (group < HEAD_GROUPS) {
   const int v_from = HAS_KV ? row * static_cast<int>(v_strides[0]) + head * D : 0;
   const int norm = is_query ? Q_NORM : is_key ? K_NORM : V_NORM;
 
-  // Dimensions of this lane: both of each of its pairs, then those that do not rotate.
-  float value[2 * TURNS + RESTS];
-  float factor[2 * TURNS + RESTS];
-  float square_sum = 0.0f;
-  UNROLL for (int j = 0; j < 2 * TURNS + RESTS; j++) {
-    const int pair = lane + j % TURNS * 32;
-    const int rotated = IS_TRADITIONAL ? 2 * pair + j / TURNS : pair + j / TURNS * PAIRS;
-    const int d = j < 2 * TURNS ? rotated : 2 * PAIRS + lane + (j - 2 * TURNS) * 32;
-    const bool is_held = j < 2 * TURNS ? pair < PAIRS : d < D;
-    value[j] = 0.0f;
-    factor[j] = 1.0f;
-    if (is_held) {
-      value[j] = is_query ? static_cast<float>(q[q_from + d])
-                 : is_key ? static_cast<float>(k[k_from + d])
-                          : static_cast<float>(v[v_from + d]);
-      if (norm == 2) {
-        factor[j] = is_query ? static_cast<float>(q_weight[d])
-                    : is_key ? static_cast<float>(k_weight[d])
-                             : static_cast<float>(v_weight[d]);
-      }
+  Floats<SIZE> value;
+  Floats<SIZE> factor = head_ones<SIZE>();
+  if (is_query) {
+    value = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q + q_from, lane);
+    if (Q_NORM == 2) {
+      factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q_weight, lane);
     }
-    square_sum = metal::fma(value[j], value[j], square_sum);
+  } else if (is_key) {
+    value = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k + k_from, lane);
+    if (K_NORM == 2) {
+      factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k_weight, lane);
+    }
+  } else {
+    value = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(v + v_from, lane);
+    if (V_NORM == 2) {
+      factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(v_weight, lane);
+    }
   }
-  square_sum = simd_sum(square_sum);
   if (norm != 0) {
     const float eps = is_query ? numbers[0] : is_key ? numbers[1] : numbers[2];
-    const float scale =
-        metal::precise::rsqrt(square_sum * (1.0f / static_cast<float>(D)) + eps);
-    UNROLL for (int j = 0; j < 2 * TURNS + RESTS; j++) { value[j] *= scale * factor[j]; }
+    value = normed_head<D>(value, factor, eps);
   }
-  UNROLL for (int j = 0; j < TURNS; j++) {
-    if ((is_query || is_key) && lane + j * 32 < PAIRS) {
-      const float angle = static_cast<float>(start + row) * frequencies[lane + j * 32];
-      const Floats<2> turn = rotation(angle, numbers[3]);
-      const float first = value[j];
-      const float second = value[j + TURNS];
-      value[j] = first * turn.v[0] - second * turn.v[1];
-      value[j + TURNS] = second * turn.v[0] + first * turn.v[1];
-    }
+  if (is_query || is_key) {
+    const float position = static_cast<float>(start + row);
+    value = rotated_head<TURNS>(
+        value, head_turns<PAIRS, TURNS>(position, frequencies, numbers[3], lane));
   }
   const int to = is_query ? (row * HEADS + head) * D : (head * TAIL + held + row) * D;
   if (item < M * kinds) {
-    UNROLL for (int j = 0; j < 2 * TURNS + RESTS; j++) {
-      const int pair = lane + j % TURNS * 32;
-      const int rotated = IS_TRADITIONAL ? 2 * pair + j / TURNS : pair + j / TURNS * PAIRS;
-      const int d = j < 2 * TURNS ? rotated : 2 * PAIRS + lane + (j - 2 * TURNS) * 32;
-      const bool is_held = j < 2 * TURNS ? pair < PAIRS : d < D;
-      if (is_held && is_query) {
-        y[to + d] = static_cast<T>(value[j]);
+    UNROLL for (int j = 0; j < SIZE; j++) {
+      const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
+      if (d < D && is_query) {
+        y[to + d] = static_cast<T>(value.v[j]);
       }
-      if (is_held && is_key) {
-        new_k[to + d] = static_cast<KV>(value[j]);
+      if (d < D && is_key) {
+        new_k[to + d] = static_cast<KV>(value.v[j]);
       }
-      if (is_held && !is_query && !is_key) {
-        new_v[to + d] = static_cast<KV>(value[j]);
+      if (d < D && !is_query && !is_key) {
+        new_v[to + d] = static_cast<KV>(value.v[j]);
       }
     }
   }

@@ -75,3 +75,6 @@ FUNC Floats<2> rotation(float angle, float factor) {
   made.v[1] = metal::precise::sin(angle) * factor;
   return made;
 }
+
+// A value as its gate lets it through: times sigmoid(score).
+FUNC float gated(float value, float score) { return value / (1.0f + metal::fast::exp(-score)); }

@@ -4,7 +4,7 @@
 // A step takes KEYS keys. For the scores a warp has KEY_TILES times 8 of them; for the weighted
 // values it has DIMS columns and the keys of its group. Columns and keys are numbered so that a
 // lane's share of an operand is contiguous in memory: nothing is staged. Weights are split in two
-// 16-bit parts, so that they keep float32's precision.
+// 16-bit parts, so that they keep float32's precision. ROTATES and WRITES as there.
 constexpr int KEYS = WARPS * 8 * KEY_TILES;
 constexpr int DIM_GROUPS = D / DIMS;
 constexpr int KEY_GROUPS = WARPS / DIM_GROUPS;
@@ -21,6 +21,10 @@ SHARED uint4 memory[ALL_PARTS];
 SHARED float warp_value[WARPS * ROWS];
 SHARED float row_weight[ROWS];
 SHARED float row_share[ROWS];
+#ifdef WRITES
+SHARED uint4 own_memory[2 * M * D / 8];  // keys of the step's own rows, then values
+SHARED_PTR T* const own_numbers = reinterpret_cast<SHARED_PTR T*>(own_memory);
+#endif
 SHARED_PTR Pack<uint, 4>* const query_parts = reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(memory);
 SHARED_PTR Pack<uint, 4>* const weight_parts = query_parts + QUERY_PARTS;
 SHARED_PTR Pack<uint, 2>* const weight_halves =
@@ -34,7 +38,9 @@ const int lane_row = lane / 4;
 const int lane_pair = lane % 4;
 const int kv_head = static_cast<int>(threadgroup_position_in_grid.y) / TILES;
 const int first_query = static_cast<int>(threadgroup_position_in_grid.y) % TILES * ROWS;
-const int split = static_cast<int>(threadgroups_per_grid.z - 1 - threadgroup_position_in_grid.z);
+const int depth = static_cast<int>(threadgroup_position_in_grid.z);
+const int splits = static_cast<int>(threadgroups_per_grid.z) - COPIES;
+const int split = metal::max(splits - 1 - depth, 0);
 const int boundary = lengths[0];
 const int start = lengths[1];
 const int begin = WINDOW == 0 ? 0 : metal::max(0, start + 1 - WINDOW);
@@ -43,6 +49,22 @@ const int chunk = chunk_start(chunk_index, CHUNK, FIRST);
 const int low = metal::max(begin, chunk);
 const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST));
 
+#ifdef WRITES
+const int tail_from = kv_head * static_cast<int>(tail_k_shape[1]);
+if (depth >= splits) {
+  const int width = 16 / static_cast<int>(sizeof(T));
+  const int tile = static_cast<int>(threadgroup_position_in_grid.y) % TILES;
+  const int first = ((depth - splits) * TILES + tile) * COPY_ROWS;
+  const int from = (tail_from + first) * D;
+  const int count = metal::min(COPY_ROWS, start - boundary - first) * D;
+  for (int n = width * thread_index; n < count; n += width * 32 * WARPS) {
+    const Pack<T, width> old_key = load_pack<width>(tail_k + from + n);
+    const Pack<T, width> old_value = load_pack<width>(tail_v + from + n);
+    store_pack<width>(new_k + from + n, old_key);
+    store_pack<width>(new_v + from + n, old_value);
+  }
+} else
+#endif
 if (low < high) {
   const int sealed_capacity = sealed_k_shape[1];
   const int low_slot = low % sealed_capacity - low;
@@ -58,12 +80,90 @@ if (low < high) {
     const int block = part / 64 % (D / 32);
     const int i = first_query + part / (2 * D) * 16 + half_row * 8 + part % 32 / 4;
     Pack<uint, 4> words = {{0u, 0u, 0u, 0u}};
+#ifdef ROTATES
+    if (i >= M * SHARE) {
+      query_parts[part] = words;
+    }
+#else
     if (i < M * SHARE) {
       const int head = kv_head * SHARE + i % SHARE;
       words = load_eight(q + ((i / SHARE) * HEADS + head) * D + block * 32 + part % 4 * 8);
     }
     query_parts[part] = words;
+#endif
   }
+#ifdef ROTATES
+  const int queries = metal::min(ROWS, M * SHARE - first_query);
+  SHARED_PTR T* const query_numbers = reinterpret_cast<SHARED_PTR T*>(query_parts);
+  const int items = high > start ? queries + OWN : queries;
+  const int items_a_warp = (items + WARPS - 1) / WARPS;
+  const int last_item = metal::min(items, (warp + 1) * items_a_warp);
+  int turned_row = -1;
+  Floats<2 * TURNS> turns;
+  for (int item = warp * items_a_warp; item < last_item; item++) {
+    const bool is_query = item < queries;
+    const int i = metal::min(first_query + item, M * SHARE - 1);
+    const int row = is_query ? i / SHARE : (item - queries) / 2;
+    const GLOBAL T* from = query_rows + row * static_cast<int>(query_rows_strides[0]) +
+                           (kv_head * SHARE + i % SHARE) * Q_STEP;
+    int norm = Q_NORM;
+    Floats<SIZE> factor = head_ones<SIZE>();
+    if (is_query && Q_NORM == 2) {
+      factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q_weight, lane);
+    }
+#ifdef WRITES
+    const bool is_value = !is_query && (item - queries) % 2 == 1;
+    if (!is_query) {
+      from = is_value ? value_rows + row * static_cast<int>(value_rows_strides[0]) + kv_head * D
+                      : key_rows + row * static_cast<int>(key_rows_strides[0]) + kv_head * D;
+      norm = is_value ? V_NORM : K_NORM;
+      if (!is_value && K_NORM == 2) {
+        factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k_weight, lane);
+      }
+    }
+#else
+    const bool is_value = false;
+#endif
+    Floats<SIZE> number = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(from, lane);
+    if (!is_value && row != turned_row) {
+      turns = head_turns<PAIRS, TURNS>(static_cast<float>(start + row), frequencies, numbers[3],
+                                       lane);
+      turned_row = row;
+    }
+    if (norm != 0) {
+      const float eps = is_query ? numbers[0] : is_value ? numbers[2] : numbers[1];
+      number = normed_head<D>(number, factor, eps);
+    }
+    if (!is_value) {
+      number = rotated_head<TURNS>(number, turns);
+    }
+    const int position = start + row;
+    const bool is_written = !is_query && first_query == 0 && position >= chunk && position < high;
+    UNROLL for (int j = 0; j < SIZE; j++) {
+      const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
+      if (d < D && is_query) {
+        const int line = item / 16 * (D / 32) + d / 32;
+        const int part = (line * 2 + item / 8 % 2) * 32 + item % 8 * 4 + d % 32 / 8;
+        query_numbers[8 * part + d % 8] = static_cast<T>(number.v[j]);
+      }
+#ifdef WRITES
+      const int to = (tail_from + position - boundary) * D + d;
+      if (d < D && !is_query) {
+        own_numbers[((is_value ? M : 0) + row) * D + d] = static_cast<T>(number.v[j]);
+      }
+      if (d < D && is_written && !is_value) {
+        new_k[to] = static_cast<T>(number.v[j]);
+      }
+      if (d < D && is_written && is_value) {
+        new_v[to] = static_cast<T>(number.v[j]);
+      }
+#endif
+    }
+  }
+  const float score_factor = numbers[4];
+#else
+  const float score_factor = scale[0];
+#endif
 
   float sum[QUERY_TILES][WIDTH][4];
   float top[QUERY_TILES][2];
@@ -107,6 +207,32 @@ if (low < high) {
         value[s][x] = load_words<WIDTH / 2>(row + first_column);
       }
     }
+#ifdef WRITES
+    // Once both are on their way.
+    if (step + KEYS > start) {
+      UNROLL for (int j = 0; j < KEY_TILES; j++) {
+        const int place = step + (warp * KEY_TILES + j) * 8 + lane_row;
+        const int own = metal::min(metal::max(place, low), high - 1) - start;
+        if (own >= 0) {
+          UNROLL for (int b = 0; b < D / 32; b++) {
+            key[j][b] = *reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(own_numbers + own * D +
+                                                                     32 * b + 8 * lane_pair);
+          }
+        }
+      }
+      UNROLL for (int s = 0; s < VALUE_TILES; s++) {
+        UNROLL for (int x = 0; x < 4; x++) {
+          const int tile = step + (key_group * VALUE_TILES + s) * 16;
+          const int place = tile + 2 * lane_pair + x % 2 + x / 2 * 8;
+          const int own = metal::min(metal::max(place, low), high - 1) - start;
+          if (own >= 0) {
+            value[s][x] = *reinterpret_cast<SHARED_PTR Pack<uint, WIDTH / 2>*>(
+                own_numbers + (M + own) * D + first_column);
+          }
+        }
+      }
+    }
+#endif
 
     float score[QUERY_TILES][KEY_TILES][4];
     UNROLL for (int tile = 0; tile < QUERY_TILES; tile++) {
@@ -132,7 +258,7 @@ if (low < high) {
           UNROLL for (int x = 2 * h; x < 2 * h + 2; x++) {
             const int p = step + (warp * KEY_TILES + j) * 8 + 2 * lane_pair + x % 2;
             const bool is_seen = p <= position && (WINDOW == 0 || p > position - WINDOW);
-            score[tile][j][x] = is_seen ? score[tile][j][x] * scale[0] : masked;
+            score[tile][j][x] = is_seen ? score[tile][j][x] * score_factor : masked;
             best = metal::max(best, score[tile][j][x]);
           }
         }
@@ -243,8 +369,16 @@ if (low < high) {
                 const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
                 const float value = sum[tile][c][x];
                 if (IS_WHOLE) {
-                  const float weighted = metal::fma(row_weight[row], value, 0.0f);
-                  y[place * D + column + c] = static_cast<Y>(weighted * row_share[row]);
+                  float weighted = metal::fma(row_weight[row], value, 0.0f) * row_share[row];
+#ifdef ROTATES
+                  if (HAS_GATE) {
+                    const int from = i / SHARE * static_cast<int>(gate_strides[0]);
+                    const int head = kv_head * SHARE + i % SHARE;
+                    const int at = from + head * GATE_STEP + (GATE_STEP == 1 ? 0 : column + c);
+                    weighted = gated(weighted, static_cast<float>(gate[at]));
+                  }
+#endif
+                  y[place * D + column + c] = static_cast<Y>(weighted);
                 } else {
                   y[place * (D + 4) + column + c] = static_cast<Y>(value);
                 }
@@ -265,8 +399,16 @@ if (low < high) {
       if (i < M * SHARE) {
         const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
         if (IS_WHOLE) {
-          const float value = metal::fma(row_weight[n / D], joined[n], 0.0f);
-          y[place * D + n % D] = static_cast<Y>(value * row_share[n / D]);
+          float value = metal::fma(row_weight[n / D], joined[n], 0.0f) * row_share[n / D];
+#ifdef ROTATES
+          if (HAS_GATE) {
+            const int from = i / SHARE * static_cast<int>(gate_strides[0]);
+            const int head = kv_head * SHARE + i % SHARE;
+            const int at = from + head * GATE_STEP + (GATE_STEP == 1 ? 0 : n % D);
+            value = gated(value, static_cast<float>(gate[at]));
+          }
+#endif
+          y[place * D + n % D] = static_cast<Y>(value);
         } else {
           y[place * (D + 4) + n % D] = static_cast<Y>(joined[n]);
         }
