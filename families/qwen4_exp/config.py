@@ -154,16 +154,17 @@ class Qwen4ExpConfig:
             raise ConfigError(
                 f"config.json: layer_types lists {len(given)} layers, but num_hidden_layers={count}"
             )
+        kinds: list[LayerKind] = []
         for i, kind in enumerate(given):
             if kind not in _KINDS:
                 raise UnsupportedError(f"config.json: layer_types[{i}]={kind!r} is not implemented")
-        kinds = tuple(_KINDS[kind] for kind in given)
+            kinds.append(_KINDS[kind])
         if "linear_attention" not in kinds:
             raise UnsupportedError(
                 "config.json: layer_types without a linear_attention layer are not implemented: "
                 "the filters of such layers tell how the checkpoint stores its norms"
             )
-        return kinds
+        return tuple(kinds)
 
     def hashing(self, index: int) -> NgramHash:
         """Of the `index`-th layer with n-grams."""

@@ -6,7 +6,8 @@ Source: transformers 5.24, models/qwen4_exp. Checkpoints: Qwen/Qwen3.8-Flash-Nex
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -30,7 +31,8 @@ from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
 Cache = KVCache | RecurrentCache
 
 
-class Ropes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ropes:
     """Rotary embeddings of one model.
 
     Attributes:

@@ -66,7 +66,8 @@ def drafter_module(name: str, kernels: KernelSet | None = None) -> Any:
     """A fixture's drafter over its trunk, bound."""
     assert name in HEADS or name in BLOCKS
     golden, trunk = load_drafter_golden(name), trunk_of(name, kernels)
-    build = resolve_family("qwen3_5").drafters["mtp" if name in HEADS else "dflash"]
+    family = golden.config["model_type"] if name in HEADS else "qwen3_5"
+    build = resolve_family(family).drafters["mtp" if name in HEADS else "dflash"]
     module = build(golden.config, trunk)
     install_weights(
         module, module.sanitize(as_mlx(golden.weights)), f"golden {name}", Handling(on_cpu())

@@ -51,6 +51,30 @@ MOE: dict[str, Any] = {
     "moe_intermediate_size": 40,
     "shared_expert_intermediate_size": 56,
 }
+# Its head reads chosen blocks of rows from the ninth row on.
+STREAMS: dict[str, Any] = TRUNK | {
+    "hidden_size": 48,
+    "hc_count": 3,
+    "hc_lowrank": 10,
+    "output_gate_type": "sigmoid",
+    "num_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "shared_expert_intermediate_size": 56,
+    "ple_layer_ids": [2],
+    "ple_embed_dim": 36,
+    "ple_conv_kernel_size": 3,
+    "ngram_size": 3,
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 61,
+    "make_ngram_vocab_size_divisible_by": 9,
+    "split_ngram_parts": 3,
+    "indexer_n_heads": 4,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 14,
+    "indexer_budget": 6,
+    "indexer_compress_ratio": 3,
+}
 BLOCK: dict[str, Any] = {
     "model_type": "qwen3",
     "hidden_size": 96,
@@ -99,7 +123,7 @@ ASSISTANT: dict[str, Any] = {
     "mask_token_id": 316,
     "target_layer_ids": [1, 3, 5],
 }
-HEADS = {"qwen3_5_mtp": TRUNK, "qwen3_5_moe_mtp": TRUNK | MOE}
+HEADS = {"qwen3_5_mtp": TRUNK, "qwen3_5_moe_mtp": TRUNK | MOE, "qwen4_exp_mtp": STREAMS}
 BLOCKS = {"dflash2": DFLASH2, "dflash1": DFLASH1}
 
 

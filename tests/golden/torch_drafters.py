@@ -56,6 +56,51 @@ class MTPHead(torch.nn.Module):
         return self.norm(x if torch.is_tensor(x) else x[0])
 
 
+class StreamsHead(torch.nn.Module):
+    """layer(fc_h(norm(h))_c + fc_e(norm(embed(t[i + 1])))) over every stream c of h, at position i.
+
+    The norm of h is one over all streams. Rows are never kept: a call computes all of them.
+
+    Args:
+        trunk: transformers' causal model.
+        layer: its decoder layer class.
+        mixer: its class of mixtures.
+        norm: its norm class, which multiplies by 1 + weight.
+    """
+
+    def __init__(self, trunk: Any, layer: type, mixer: type, norm: type) -> None:
+        super().__init__()
+        config = copy.deepcopy(trunk.config)
+        config.num_hidden_layers, config.layer_types = 1, ["indexed_attention"]
+        config.ple_layer_ids = []
+        config._attn_implementation = "eager"
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.fc_embedding = torch.nn.Linear(width, width, bias=False)
+        self.fc_hidden = torch.nn.Linear(width, width, bias=False)
+        self.pre_fc_norm_embedding = norm(width, eps=eps)
+        self.pre_fc_norm_hidden = norm(config.hc_count * width, eps=eps)
+        self.layers = torch.nn.ModuleList([layer(config, 0)])
+        self.hyper_connection_mixer = mixer(config, use_combine=False)
+
+    def forward(self, trunk: Any, following: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Streams [n, G * C] of n rows, from their following tokens [n] and hidden [n, G * C]."""
+        count, width = len(following), trunk.config.hidden_size
+        token = self.fc_embedding(self.pre_fc_norm_embedding(trunk.model.embed_tokens(following)))
+        streams = self.fc_hidden(self.pre_fc_norm_hidden(hidden).view(count, -1, width))
+        x = (streams + token[:, None]).view(1, count, -1)
+        positions = torch.arange(count).view(1, 1, -1).expand(3, 1, -1)
+        future = torch.ones(count, count).triu(1) * torch.finfo(torch.float32).min
+        return self.layers[0](
+            x,
+            position_embeddings=trunk.model.rotary_emb(x, positions),
+            attention_mask=future[None, None],
+        )[0]
+
+    def logits(self, trunk: Any, streams: torch.Tensor) -> torch.Tensor:
+        """The trunk's logits [n, V] of streams [n, G * C]."""
+        return trunk.lm_head(self.hyper_connection_mixer(streams))
+
+
 class BlockDrafter:
     """DFlash and DFlash 2 by their formulas; a mapping of weights under published names.
 

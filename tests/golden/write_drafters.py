@@ -35,7 +35,7 @@ from weights import draw_tokens, draw_weights, fingerprint
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 import torch
 import transformers
-from torch_drafters import BlockDrafter, MTPHead
+from torch_drafters import BlockDrafter, MTPHead, StreamsHead
 
 FOLDER = Path(__file__).parent / "drafters"
 TRUNK_SEED = 20  # of the fixture muse_glimmer
@@ -56,7 +56,8 @@ def build_trunk(arguments: dict[str, Any]) -> tuple[Any, Any]:
 
 def fill(trunk: Any, head: Any) -> dict[str, np.ndarray]:
     """Draw and set the weights of both; they are returned under published names."""
-    names = {published(name): (trunk, name) for name in trunk.state_dict()}
+    floats = {key for key, value in trunk.state_dict().items() if value.is_floating_point()}
+    names = {published(name): (trunk, name) for name in floats}
     names |= {f"mtp.{name}": (head, name) for name in head.state_dict()}
     shapes = {key: list(module.state_dict()[name].shape) for key, (module, name) in names.items()}
     weights = draw_trunk(shapes)
@@ -66,7 +67,9 @@ def fill(trunk: Any, head: Any) -> dict[str, np.ndarray]:
             for key, (owner, name) in names.items()
             if owner is module
         }
-        module.load_state_dict(tensors)
+        missing, unexpected = module.load_state_dict(tensors, strict=False)
+        faults = [*unexpected, *(floats & set(missing))]
+        assert not faults, faults
     return weights
 
 
@@ -118,6 +121,55 @@ def write_head(name: str, arguments: dict[str, Any]) -> None:
         ids=ids,
         hidden=hidden,
         anchor=anchor,
+        batch=batch,
+        stepwise=torch.stack(steps),
+        chain_tokens=torch.tensor(tokens),
+        chain_hidden=torch.stack(chained),
+        chain_logits=logits,
+    )
+    apart = (torch.stack(steps) - batch).abs().max()
+    print(f"{name:16} batch to steps {apart:.1e}  margin {(top[:, 0] - top[:, 1]).min():.3f}")
+
+
+def write_streams_head(name: str, arguments: dict[str, Any]) -> None:
+    """A head over several streams, which are the trunk's before their last mixture."""
+    config = transformers.Qwen4ExpTextConfig(**arguments)
+    config._attn_implementation = "eager"
+    trunk = transformers.Qwen4ExpForCausalLM(config).eval()
+    module = transformers.models.qwen4_exp.modeling_qwen4_exp
+    head = StreamsHead(
+        trunk,
+        module.Qwen4ExpTextDecoderLayer,
+        module.Qwen4ExpTextGatedResidual,
+        module.Qwen4ExpTextRMSNorm,
+    ).eval()
+    weights = fill(trunk, head)
+    ids = torch.from_numpy(draw_tokens(PROMPT, VOCAB - 1, SEED).astype(np.int64))
+    found: list[torch.Tensor] = []
+    hook = trunk.model.hyper_connection_mixer.register_forward_pre_hook(
+        lambda _, given: found.append(given[0][0])
+    )
+    last = trunk(ids[None], use_cache=False).logits[0, -1]
+    hook.remove()
+    hidden, following = found[0], torch.cat([ids[1:], last.argmax()[None]])
+    batch = head(trunk, following, hidden)
+    steps = [head(trunk, following[:n], hidden[:n])[-1] for n in range(1, PROMPT + 1)]
+    rows, behind, tokens = hidden, following, list[int]()
+    chained = [batch[-1]]
+    for _ in range(CHAIN):
+        tokens.append(int(head.logits(trunk, chained[-1][None]).argmax()))
+        rows = torch.cat([rows, chained[-1][None]])
+        behind = torch.cat([behind, torch.tensor(tokens[-1:])])
+        chained.append(head(trunk, behind, rows)[-1])
+    logits = head.logits(trunk, torch.stack(chained))
+    top = logits.topk(2).values
+    save(
+        name,
+        weights,
+        {"config": arguments | {"model_type": name.removesuffix("_mtp")}},
+        ids=ids,
+        hidden=hidden,
+        anchor=last.argmax(),
         batch=batch,
         stepwise=torch.stack(steps),
         chain_tokens=torch.tensor(tokens),
@@ -234,7 +286,9 @@ if __name__ == "__main__":
     wanted = sys.argv[1:] or [*HEADS, *BLOCKS, "muse_assistant"]
     with torch.no_grad():
         for each in wanted:
-            if each in HEADS:
+            if each == "qwen4_exp_mtp":
+                write_streams_head(each, HEADS[each])
+            elif each in HEADS:
                 write_head(each, HEADS[each])
             elif each == "muse_assistant":
                 write_assistant()

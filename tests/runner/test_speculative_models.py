@@ -24,23 +24,31 @@ from turbospark.testing import ByteTokenizer
 
 CONTEXT = 96
 PROMPT = np.random.default_rng(3).integers(0, VOCAB, 21).tolist()
-KINDS = ["mtp", "dflash2", "dflash1", "itself"]
+KINDS = ["mtp", "streams", "dflash2", "dflash1", "itself"]
+TRUNKS = {"streams": "qwen4_exp_mtp"}
 KERNELS = kernel_sets()
+
+
+def trunk_name(kind: str | None) -> str:
+    """The fixture of the model that a drafter of some kind drafts for."""
+    return TRUNKS.get(kind or "", "qwen3_5_mtp")
 
 
 @cache
 def drafter_of(kind: str, kernels: str = "reference") -> Any:
     target = KERNELS[kernels]
-    if kind == "mtp":
-        return MTPDrafter(drafter_module("qwen3_5_mtp", target))
+    if kind in ("mtp", "streams"):
+        return MTPDrafter(drafter_module(trunk_name(kind), target))
     if kind == "itself":
         return ModelDrafter(trunk_of("qwen3_5_mtp", target), VOCAB)
     return DFlashDrafter(drafter_module(kind, target))
 
 
-def make(kind: str | None, *, context: int = CONTEXT, kernels: str = "reference") -> Runner:
-    model = trunk_of("qwen3_5_mtp", KERNELS[kernels])
-    drafter = None if kind is None else drafter_of(kind, kernels)
+def make(
+    kind: str, *, context: int = CONTEXT, kernels: str = "reference", drafts: bool = True
+) -> Runner:
+    model = trunk_of(trunk_name(kind), KERNELS[kernels])
+    drafter = drafter_of(kind, kernels) if drafts else None
 
     def new_session() -> Session:
         state = None if drafter is None else lambda: drafter.new_state(context)
@@ -66,9 +74,15 @@ def fed(runner: Runner) -> list[int]:
     return runner.session.fed_ids.ids
 
 
+def plain(kind: str, **how: Any) -> list[int]:
+    return _plain(kind if kind in TRUNKS else "mtp", **how)
+
+
 @cache
-def plain(context: int = CONTEXT, kernels: str = "reference", **given: Any) -> list[int]:
-    runner = make(None, context=context, kernels=kernels)
+def _plain(
+    kind: str, context: int = CONTEXT, kernels: str = "reference", **given: Any
+) -> list[int]:
+    runner = make(kind, context=context, kernels=kernels, drafts=False)
     text(runner, **given)
     return fed(runner)
 
@@ -97,7 +111,7 @@ def assert_drafter_follows(runner: Runner) -> None:
 def test_the_text_is_the_plain_one(kind, block):
     runner = make(kind)
     result = text(runner, draft_block=min(block, runner.drafter.max_block))
-    assert fed(runner) == plain()
+    assert fed(runner) == plain(kind)
     assert result.drafted > 0
     assert_drafter_follows(runner)
     if kind == "itself":
@@ -109,7 +123,7 @@ def test_the_text_is_the_plain_one(kind, block):
 def test_the_text_is_the_plain_one_with_every_kernel(kind, kernels):
     runner = make(kind, kernels=kernels)
     text(runner, draft_block=3)
-    assert fed(runner) == plain(kernels=kernels)
+    assert fed(runner) == plain(kind, kernels=kernels)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -117,7 +131,7 @@ def test_the_text_is_the_plain_one_with_every_kernel(kind, kernels):
 def test_a_short_budget_ends_as_the_plain_one(kind, budget):
     runner = make(kind)
     text(runner, max_tokens=budget, draft_block=4)
-    assert fed(runner) == plain(max_tokens=budget)
+    assert fed(runner) == plain(kind, max_tokens=budget)
     assert_drafter_follows(runner)
 
 
@@ -125,7 +139,7 @@ def test_a_short_budget_ends_as_the_plain_one(kind, budget):
 def test_the_contexts_end_is_the_plain_one(kind):
     runner = make(kind, context=33)
     text(runner, max_tokens=12, draft_block=4)
-    assert fed(runner) == plain(33, max_tokens=12)
+    assert fed(runner) == plain(kind, context=33, max_tokens=12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,12 +149,12 @@ def test_sampled_text_leaves_a_drafter_that_follows(kind):
     text(runner, draft_block=3, **given)
     assert_drafter_follows(runner)
     if runner.drafter.block_passes:  # every token is the target's own draw
-        assert fed(runner) == plain(**given)
+        assert fed(runner) == plain(kind, **given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_turn_and_one_that_parts_earlier_are_the_plain_ones(kind):
-    runner, bare, said = make(kind), make(None), plain()
+    runner, bare, said = make(kind), make(kind, drafts=False), plain(kind)
     for prompt in (PROMPT, [*said, 7, 8, 9], [*said[:30], 5, 6], [*said[:12], 15]):
         results = [text(each, prompt, draft_block=3, max_tokens=9) for each in (runner, bare)]
         assert fed(runner) == fed(bare)
@@ -159,6 +173,6 @@ def test_a_suspended_generation_leaves_a_drafter_that_follows(kind):
         )
         given = [next(steps) for _ in range(stop)]
         steps.close()
-        assert fed(runner) == plain()[: len(PROMPT) + stop - 1]
+        assert fed(runner) == plain(kind)[: len(PROMPT) + stop - 1]
         assert len(given) == stop
         assert_drafter_follows(runner)

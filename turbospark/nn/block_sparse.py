@@ -5,6 +5,7 @@ pooled key of the block that ends there (zeros elsewhere). Neither changes once 
 the index is rewound, forked and saved as any cache of rows.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -50,7 +51,8 @@ class SparseInputs(NamedTuple):
         return SparseInputs(*(part[start:end] for part in self))
 
 
-class IndexedRows(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class IndexedRows:
     """The caches of a layer: its keys and values, and its index. They advance together."""
 
     rows: RowStore

@@ -103,8 +103,8 @@ class NgramEmbedding(nn.Module):
 
     def numbers(self, tokens: mx.array, before: mx.array) -> Numbers:
         """The rows of T tokens, on the host: [T * heads]."""
-        given = (np.asarray(part) for part in (tokens, before))  # host memory: rows of files
-        return self.hashing.numbers(*given).reshape(-1)
+        given, past = (_on_host(part) for part in (tokens, before))
+        return self.hashing.numbers(given, past).reshape(-1)
 
     def __call__(self, tokens: mx.array, before: mx.array) -> mx.array:
         """Embed T tokens with a table in memory: [T, dims]."""
@@ -276,6 +276,10 @@ class NgramLayer(nn.Module):
         cache.advance(tokens.shape[0], state)
         rows = NgramRows((tail, before), normed, tokens) if record else None
         return h + gained, rows
+
+
+def _on_host(ids: mx.array) -> Numbers:
+    return np.array(ids, dtype=np.int64)  # host memory: rows of files
 
 
 def rows_in_files(

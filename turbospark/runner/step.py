@@ -122,7 +122,8 @@ class CompiledModel:
             # Behind zeros it is no longer a small array, which would stay in the host's memory.
             placed = mx.array([boundary, start], mx.int32)
             self._lengths = mx.concatenate([placed, mx.zeros((2,), mx.int32)])
-        changed, found = self._graph(wish)(tokens, self._lengths, given)
+        looked_up = look_up(self.model, tokens, caches)
+        changed, found = self._graph(wish)(tokens, self._lengths, given, looked_up)
         self._lengths, self._follows = found["lengths"], (boundary, start + count)
         for cache, arrays in zip(caches, changed, strict=True):
             if cache.recurrent:
@@ -142,22 +143,28 @@ class CompiledModel:
         if graph is None:
 
             def run(
-                tokens: mx.array, lengths: mx.array, given: list[Arrays]
+                tokens: mx.array, lengths: mx.array, given: list[Arrays], looked_up: Arrays
             ) -> tuple[list[Arrays], dict[str, Any]]:
-                return self._trace(wish, tokens, lengths, given)
+                return self._trace(wish, tokens, lengths, given, looked_up)
 
             graph = self._graphs[wish] = cast("Callable[..., Any]", mx.compile(run))
         return graph
 
     def _trace(
-        self, wish: _Wish, tokens: mx.array, lengths: mx.array, given: list[Arrays]
+        self,
+        wish: _Wish,
+        tokens: mx.array,
+        lengths: mx.array,
+        given: list[Arrays],
+        looked_up: Arrays,
     ) -> tuple[list[Arrays], dict[str, Any]]:
         self.traces += 1
         caches = [
             _step_cache(recurrent, arrays, lengths)
             for recurrent, arrays in zip(self._recurrent, given, strict=True)
         ]
-        output = self.model(tokens, caches, phase=Phase.DECODE, **wish._asdict())
+        more: dict[str, Any] = {"found": looked_up} if looked_up else {}
+        output = self.model(tokens, caches, phase=Phase.DECODE, **wish._asdict(), **more)
         self._inputs[wish] = output.row_inputs
         count = tokens.shape[0]
         found: dict[str, Any] = {"lengths": lengths + mx.array([0, count, 0, 0], mx.int32)}
@@ -167,6 +174,16 @@ class CompiledModel:
             if array is not None:
                 found[name] = array
         return [_changed(cache) for cache in caches], found
+
+
+def look_up(model: CausalModel, tokens: mx.array, caches: Sequence[Any]) -> Arrays:
+    """What a pass needs of tables that lie in files: no graph can read them.
+
+    A model that has some says so by a method `look_up(tokens, caches)`, and takes what it gave as
+    `found`.
+    """
+    ask: Callable[[mx.array, Sequence[Any]], Arrays] | None = getattr(model, "look_up", None)
+    return [] if ask is None else ask(tokens, caches)
 
 
 def _step_cache(recurrent: bool, arrays: Arrays, lengths: mx.array) -> StepCache | StepState:
