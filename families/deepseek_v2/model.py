@@ -16,7 +16,7 @@ from turbospark.nn.latent import LatentAttention
 from turbospark.nn.latent_weights import latent_weights
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
-from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts
+from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.weights import text_weights
 from turbospark.protocols import Phase
@@ -66,6 +66,17 @@ class DeepseekExperts(nn.Module):
         scale = None if factor == 1 else mx.array([factor] * E)
         self.gate = Linear(C, E)
         self.experts = Experts(E, C, config.moe_intermediate_size)
+        shared = None
+        if config.shared_size:
+            self.shared_experts = MLP(
+                C,
+                config.shared_size,
+                norm,
+                activation=activation,
+                bias=config.mlp_bias,
+                residual=False,
+            )
+            shared = SharedExpert(self.shared_experts)
         self.routed = RoutedExperts(
             PlainRouter(norm, self.gate, scale, config.groups),
             self.experts,
@@ -73,17 +84,12 @@ class DeepseekExperts(nn.Module):
             activation=activation,
             norm=norm,
             renormalise=False,
+            shared=shared,
         )
-        self.shared_experts = None
-        if config.shared_size:
-            self.shared_experts = MLP(
-                C, config.shared_size, norm, activation=activation, bias=config.mlp_bias
-            )
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Advance the stream h [T, C]."""
-        routed = self.routed(h, phase)
-        return (h if self.shared_experts is None else self.shared_experts(h, phase)) + routed
+        return self.routed.advance(h, phase)
 
 
 class DeepseekLayer(nn.Module):

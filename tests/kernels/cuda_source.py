@@ -23,6 +23,7 @@ TYPES = {
     mx.float32: "float",
     mx.float16: "__half",
     mx.bfloat16: "__nv_bfloat16",
+    mx.uint8: "uint8_t",
     mx.uint32: "uint32_t",
     mx.int32: "int32_t",
 }

@@ -11,6 +11,7 @@ from turbospark.kernels.weights import QuantizedWeight
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import (
+    Closing,
     Experts,
     PlainRouter,
     RoutedExperts,
@@ -40,7 +41,8 @@ def build(quantized: bool):
             module.assign(weight)
     norm, post = RMSNorm(C, 1e-6), RMSNorm(C, 1e-6)
     norm.weight, post.weight = 1 + random(C, scale=0.2), 1 + random(C, scale=0.1)
-    unit = RoutedExperts(router, experts, top_k=K, activation="silu", norm=norm, post_norm=post)
+    options = {"top_k": K, "activation": "silu", "norm": norm}
+    unit = RoutedExperts(router, experts, **options, closing=Closing(post))
     return router, experts, norm, post, unit
 
 

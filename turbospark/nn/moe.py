@@ -1,5 +1,6 @@
 """Routed experts: a router picks a few gated MLPs for every row."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,8 +13,15 @@ from turbospark.kernels.experts import (
     route_reference,
 )
 from turbospark.kernels.rms_norm import rms_norm_reference
-from turbospark.kernels.target import KernelSet, MixExperts, SharedRows
-from turbospark.kernels.weights import Activation, ClampedSwiGLU, ExpertWeights, Norm
+from turbospark.kernels.target import KernelSet, MixExperts, RunBlock, SharedRows
+from turbospark.kernels.weights import (
+    Activation,
+    ClampedSwiGLU,
+    ExpertBlock,
+    ExpertWeights,
+    Norm,
+    SharedExpertWeights,
+)
 from turbospark.nn.linear import Linear, Matrix, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections
@@ -86,25 +94,41 @@ class PlainRouter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedExpert:
-    """A gated MLP that sees every row, times the sigmoid of one score of the row.
+    """A gated MLP that sees every row, times the sigmoid of one score of the row if it has a gate.
 
     Attributes:
-        mlp: without a residual; its norm is the router's.
-        gate: [1, C].
+        mlp: without a residual; where it has a gate, its norm is the router's.
+        gate: [1, C], or None.
     """
 
     mlp: MLP
-    gate: Linear
+    gate: Linear | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Closing:
+    """Norms of what a layer adds to the stream.
+
+    Attributes:
+        experts: of the experts' sum.
+        both: of that and what the shared expert gives, if anything.
+        factor: gives [1], which multiplies the stream in the end, if anything does.
+    """
+
+    experts: RMSNorm
+    both: RMSNorm | None = None
+    factor: Callable[[], mx.array] | None = None
 
 
 class RoutedExperts(Unit):
-    """post_norm(sum of w_r * expert_r(norm(h)) over the k experts that the router ranks first).
+    """The sum of w_r * expert_r(norm(h)) over the k experts that the router ranks first.
 
     The weights are the softmax over all experts, cut to the k largest, divided by their sum
     unless `renormalise` is false, and then multiplied by the experts' own scales. The sum runs in
-    rank order; of equal scores the lower expert ranks first. A shared expert is added to the sum.
+    rank order; of equal scores the lower expert ranks first. A shared expert is added to the sum:
+    before its norm if it has a gate, else behind it.
 
-    With a router's groups weights are not made to sum to 1, and there is no shared expert.
+    With a router's groups weights are not made to sum to 1, and a shared expert has no gate.
     """
 
     def __init__(
@@ -116,17 +140,19 @@ class RoutedExperts(Unit):
         activation: Activation | ClampedSwiGLU,
         norm: RMSNorm | None,
         renormalise: bool = True,
-        post_norm: RMSNorm | None = None,
         shared: SharedExpert | None = None,
+        closing: Closing | None = None,
     ) -> None:
-        assert router.groups is None or not (renormalise or shared)
+        has_gate = shared is not None and shared.gate is not None
+        assert router.groups is None or not (renormalise or has_gate)
         self._router, self._experts, self._top_k = router, experts, top_k
         self._activation: Activation | ClampedSwiGLU = activation
         self._renormalise = renormalise
-        self._norm, self._post_norm, self._shared = norm, post_norm, shared
-        gates = [] if shared is None else [shared.gate]
+        self._norm, self._shared, self._closing = norm, shared, closing
+        gates = [] if shared is None or shared.gate is None else [shared.gate]
         self._scores = NormedProjections(router.norm, [router.proj, *gates])
         self._run: MixExperts | None = None
+        self._block: RunBlock | None = None
 
     @property
     def width(self) -> int:
@@ -146,21 +172,44 @@ class RoutedExperts(Unit):
     def bind(self, kernels: KernelSet) -> None:
         self._scores.bind(kernels)
         self._run = kernels.routed_experts(_value(self._norm), self._weights())
-        self.body = kernels.name if self._run else Unit.body
+        block = self._whole()
+        self._block = None if block is None else kernels.expert_block(block)
+        self.body = kernels.name if self._run or self._block else Unit.body
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Rows h [T, C] -> [T, C], to be added to h."""
-        scores, *gates = self._scores(h, phase)  # [T, E], and [T, 1] of a shared expert
-        shared = None if self._shared is None else (self._shared.mlp(h, phase), gates[0])
+        made = None if self._block is None else self._block(h, False, phase)
+        return self._added(h, phase) if made is None else made
+
+    def advance(self, h: mx.array, phase: Phase) -> mx.array:
+        """Advance the stream h [T, C]."""
+        made = None if self._block is None else self._block(h, True, phase)
+        if made is not None:
+            return made
+        out, factor = h + self._added(h, phase), self._closing and self._closing.factor
+        return out if factor is None else out * factor().astype(h.dtype)
+
+    def _added(self, h: mx.array, phase: Phase) -> mx.array:
+        scores, *gates = self._scores(h, phase)  # [T, E], and [T, 1] of a shared expert's gate
+        beside = None if self._shared is None else self._shared.mlp(h, phase)
+        shared = (beside, gates[0]) if gates and beside is not None else None
         run, groups = self._run or self.reference, self._router.groups
         if groups is None:
-            out = run(h, scores, shared, phase)
+            out = run(
+                h, scores, (beside, gates[0]) if gates and beside is not None else None, phase
+            )
         else:
             # `run` shares 1 out among the experts it sees, which are not all there are.
             scores, share = keep_groups_reference(scores, groups.count, groups.kept)
             out = (run(h, scores, None, phase) * share).astype(h.dtype)
-        post_norm = self._post_norm
-        return out if post_norm is None else rms_norm_reference(out, post_norm.value)
+        closing = self._closing
+        if closing is not None:
+            out = rms_norm_reference(out, closing.experts.value)
+        if beside is not None and shared is None:
+            out = beside + out
+        if closing is not None and closing.both is not None:
+            out = rms_norm_reference(out, closing.both.value)
+        return out
 
     def reference(
         self, h: mx.array, scores: mx.array, shared: SharedRows | None, phase: Phase
@@ -173,6 +222,27 @@ class RoutedExperts(Unit):
             rms_norm_reference(h, _value(self._norm)), ids, weights, experts
         )
         return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
+
+    def _whole(self) -> ExpertBlock | None:
+        """The layer as one value; None where a shared expert is none that bodies know."""
+        shared, groups, closing = None, self._router.groups, self._closing
+        factor = None if closing is None else closing.factor
+        if self._shared is not None:
+            shared = _shared_weights(self._shared, self._activation)
+            if shared is None:
+                return None
+        return ExpertBlock(
+            self._router.proj.value,
+            _bias(self._router.proj),
+            _value(self._router.norm),
+            _value(self._norm),
+            self._weights(),
+            None if groups is None else (groups.count, groups.kept),
+            shared,
+            None if closing is None else closing.experts.value,
+            None if closing is None else _value(closing.both),
+            None if factor is None else factor(),
+        )
 
     def _weights(self) -> ExpertWeights:
         experts = self._experts
@@ -190,6 +260,20 @@ class RoutedExperts(Unit):
 
 def _value(norm: RMSNorm | None) -> Norm | None:
     return None if norm is None else norm.value
+
+
+def _shared_weights(
+    shared: SharedExpert, activation: Activation | ClampedSwiGLU
+) -> SharedExpertWeights | None:
+    mlp = shared.mlp
+    parts = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+    if mlp.form.activation != activation or any(_bias(part) is not None for part in parts):
+        return None
+    gate, up, down = (part.value for part in parts)
+    score = None if shared.gate is None else shared.gate.value
+    return SharedExpertWeights(
+        gate, up, down, _value(mlp.form.norm), score, _value(mlp.form.post_norm)
+    )
 
 
 def _bias(matrix: Matrix) -> mx.array | None:

@@ -32,3 +32,17 @@ def down_geometry(target: str, columns: int) -> ExpertGeometry:
 def words_of(K: int) -> int:
     """Words of eight codes that a lane takes at a time; with K it gives the order of sums."""
     return 4 if K >= 1024 else 2 if K >= 512 else 1
+
+
+def ahead_of(K: int, words: int, rows: int) -> int:
+    """Packs that a lane asks for before it uses the first."""
+    packs = -(-K // (32 * 8 * words))
+    if rows > 1:
+        return 1
+    return packs if packs <= 3 else 2
+
+
+def batch_of(top_k: int, words: int, rows: int) -> int:
+    """Experts whose packs a lane asks for before it uses the first."""
+    most = max(1, 32 // (words * rows))
+    return next(n for n in (16, 8, 6, 5, 4, 3, 2, 1) if n <= min(most, 8) and top_k % n == 0)

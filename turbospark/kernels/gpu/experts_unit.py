@@ -1,19 +1,32 @@
-"""The unit of routed experts on a GPU: bodies for a few rows, sorted products for many."""
+"""The units of routed experts on a GPU: bodies for a few rows, sorted products for many."""
 
 from collections.abc import Callable
 
 import mlx.core as mx
 
 from turbospark.kernels.experts import mix_experts_sorted
-from turbospark.kernels.gpu.experts import experts_route, layouts, mix_experts, takes
-from turbospark.kernels.gpu.int4_product import MAX_ROWS
-from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.experts import experts_route, layouts, takes, takes_groups
+from turbospark.kernels.gpu.experts_mix import (
+    APART,
+    GATED,
+    PLAIN,
+    experts_close,
+    experts_down,
+    experts_up,
+    have_one_root,
+    takes_shared,
+)
+from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router, takes_router
+from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
+from turbospark.kernels.gpu.kernel import GpuTarget, resident
 from turbospark.kernels.gpu.trial import runs
-from turbospark.kernels.target import MixExperts, SharedRows
-from turbospark.kernels.weights import ExpertWeights, Norm
+from turbospark.kernels.target import MixExperts, RunBlock, SharedRows
+from turbospark.kernels.weights import ExpertBlock, ExpertWeights, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
 
 Normed = Callable[[mx.array, Norm | None], mx.array]
+FewRows = Callable[[mx.array, bool], mx.array]
+"""h of 1 to 8 rows, whether to add it -> [M, C]."""
 
 
 class ExpertUnits:
@@ -31,34 +44,124 @@ class ExpertUnits:
         self._target, self._normed = target, normed
         self._verdicts: dict[tuple[object, ...], bool] = {}
 
-    def bind(self, norm: Norm, experts: ExpertWeights) -> MixExperts | None:
-        """The unit of a layer, or None where no body serves its experts."""
+    def bind(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
+        """The unit of experts whose scores are given, or None where no body serves them."""
         if not takes(experts):
             return None
-        key = (*layouts(experts), experts.activation, experts.top_k)
-        if key not in self._verdicts:
-            self._verdicts[key] = self._runs(norm, experts)
-        return self._run(norm, experts) if self._verdicts[key] else None
-
-    def _run(self, norm: Norm, experts: ExpertWeights) -> MixExperts:
         target = self._target
+
+        def few(h: mx.array, scores: mx.array) -> mx.array:
+            chosen = experts_up(h, norm, scores.astype(mx.float32), experts, target=target)
+            return experts_down(chosen, experts, dtype=h.dtype, target=target)
+
+        E, _, C = experts.gate.shape
+        rows, zeros = mx.zeros((1, C), mx.bfloat16), mx.zeros((1, E))
+        if not self._serves(_key(norm, experts), experts, lambda: few(rows, zeros)):
+            return None
 
         def run(h: mx.array, scores: mx.array, shared: SharedRows | None, phase: Phase) -> mx.array:
             if phase is Phase.DECODE and h.shape[0] <= MAX_ROWS:
-                return mix_experts(h, norm, scores, experts, shared, target=target)
-            ids, weights = experts_route(
-                scores, experts.top_k, experts.scale, renormalise=experts.renormalise, target=target
-            )
-            out = mix_experts_sorted(self._normed(h, norm), ids, weights, experts)
+                out = few(h, scores)
+            else:
+                ids, weights = experts_route(
+                    scores,
+                    experts.top_k,
+                    experts.scale,
+                    renormalise=experts.renormalise,
+                    target=target,
+                )
+                out = mix_experts_sorted(self._normed(h, norm), ids, weights, experts)
             return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
 
         return run
 
-    def _runs(self, norm: Norm, experts: ExpertWeights) -> bool:
-        E, _, C = experts.gate.shape
+    def bind_block(self, block: ExpertBlock) -> RunBlock | None:
+        """The unit of a whole layer, or None where no body serves it."""
+        if not takes_block(block):
+            return None
+        few, experts = block_of(block, self._target), block.experts
+        rows = mx.zeros((1, experts.gate.shape[2]), mx.bfloat16)
+        if not self._serves(_block_key(block), experts, lambda: few(rows, True)):
+            return None
 
-        def launch() -> mx.array:
-            rows, scores = mx.zeros((1, C), mx.bfloat16), mx.zeros((1, E), mx.bfloat16)
-            return mix_experts(rows, norm, scores, experts, None, target=self._target)
+        def run(h: mx.array, residual: bool, phase: Phase) -> mx.array | None:
+            is_few = phase is Phase.DECODE and h.shape[0] <= MAX_ROWS and h.dtype in FLOATS
+            is_open = residual or block.close_norm is None
+            return few(h, residual) if is_few and is_open else None
 
-        return runs("routed_experts", f"{E} of {C} values", launch, self._target)
+        return run
+
+    def _serves(
+        self, key: tuple[object, ...], experts: ExpertWeights, launch: Callable[[], mx.array]
+    ) -> bool:
+        if key not in self._verdicts:
+            E, _, C = experts.gate.shape
+            self._verdicts[key] = runs("routed_experts", f"{E} of {C} values", launch, self._target)
+        return self._verdicts[key]
+
+
+def takes_block(block: ExpertBlock) -> bool:
+    """Whether the bodies serve a whole layer."""
+    experts, shared = block.experts, block.shared
+    E, top_k = experts.gate.shape[0], experts.top_k
+    closing = (block.post_norm, None if shared is None else shared.post_norm, block.close_norm)
+    return (
+        takes(experts)
+        and takes_router(block.router)
+        and takes_groups(E, block.groups, top_k)
+        and (
+            shared is None
+            or (takes_shared(experts, shared) and have_one_root(block.norm, shared.norm))
+        )
+        and (shared is None or shared.score is None or block.router_bias is None)
+        and (
+            all(norm is not None and norm.weight is not None for norm in closing)
+            or (closing == (None, None, None) and block.factor is None)
+        )
+    )
+
+
+def block_of(block: ExpertBlock, target: GpuTarget) -> FewRows:
+    """Three launches, scores, hidden rows and sum; four where the sums have norms of their own."""
+    experts, shared = block.experts, block.shared
+    score = None if shared is None else shared.score
+    router = joined_router(block.router, score)
+    close = _closing(block)
+    factor = resident(mx.ones((1,)) if block.factor is None else block.factor.astype(mx.float32))
+    join = APART if close else PLAIN if score is None else GATED
+
+    def run(h: mx.array, residual: bool) -> mx.array:
+        scores = experts_scores(h, block.router_norm, router, block.router_bias, target=target)
+        chosen = experts_up(
+            h, block.norm, scores, experts, shared, groups=block.groups, target=target
+        )
+        added = h if residual and close is None else None
+        sums = experts_down(chosen, experts, shared, added, join=join, dtype=h.dtype, target=target)
+        return sums if close is None else experts_close(h, sums, close, factor, target=target)
+
+    return run
+
+
+def _closing(block: ExpertBlock) -> tuple[Norm, Norm, Norm] | None:
+    own = None if block.shared is None else block.shared.post_norm
+    if block.post_norm is None or own is None or block.close_norm is None:
+        return None
+    return block.post_norm, own, block.close_norm
+
+
+def _key(norm: Norm | None, experts: ExpertWeights) -> tuple[object, ...]:
+    biases = (None if bias is None else bias.dtype for bias in experts.biases)
+    return (*layouts(experts), experts.activation, experts.top_k, *biases, norm is None)
+
+
+def _block_key(block: ExpertBlock) -> tuple[object, ...]:
+    shared = block.shared
+    parts = () if shared is None else (shared.gate.shape, shared.score is None)
+    router = _form(block.router)
+    return ("block", *_key(block.norm, block.experts), router, block.groups, *parts)
+
+
+def _form(w: Weight) -> object:
+    if not isinstance(w, QuantizedWeight):
+        return w.dtype
+    return w.bits, w.group_size, w.zero, w.scales.dtype

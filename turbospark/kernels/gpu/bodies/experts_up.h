@@ -1,11 +1,42 @@
-// hidden[M * TOP, I] = act(gate y) * (up y) of the experts that `ids` names for each of M rows, y the
-// row, normed if NORM; 4-bit weights [E, I, K] in MLX's affine layout. A SIMD-group makes ROWS
-// columns; threadgroup (32, SIMDGROUPS, 1); grid z: row and rank. numbers: eps.
+// hidden[M, WIDTH]: joined gate y and up y of every row's TOP best experts, in rank order, I values each,
+// and IS values of a shared expert behind them if SHARED; y = norm(x), 4-bit weights [E, I, K].
+// Every threadgroup ranks the row's scores [M, SCORES]; one of them notes ids and weights [M, TOP].
+// A SIMD-group makes ROWS columns, AHEAD packs of a lane at a time; an expert's columns are those
+// of PER_SLOT SIMD-groups. Threadgroup (32, SIMDGROUPS, 1); grid z: row. numbers: eps, alpha, limit.
+SHARED int picked[1];
 const int lane = static_cast<int>(thread_index_in_simdgroup);
-const int slot = static_cast<int>(thread_position_in_grid.z);
-const int first = static_cast<int>(thread_position_in_grid.y) * ROWS;
-const int expert = metal::max(0, metal::min(static_cast<int>(ids[slot]), E - 1)) * I;
-const int x_row = slot / TOP * K;
+const int row = static_cast<int>(thread_position_in_grid.z);
+const int place = static_cast<int>(thread_position_in_grid.y);
+const int slot = metal::min(place / PER_SLOT, TOP);
+const int first = (place - slot * PER_SLOT) * ROWS;
+const bool is_shared = slot == TOP;
+if (!is_shared && simdgroup_index_in_threadgroup == 0) {
+  Floats<VALUES> score;
+  UNROLL for (int i = 0; i < VALUES; i++) {
+    score.v[i] = scores[row * SCORES + metal::min(lane + 32 * i, E - 1)];
+  }
+  const Choice choice = ranked<E, TOP, VALUES, RENORMALISE, GROUPS, KEPT>(score, lane);
+  if (lane == slot) { picked[0] = choice.expert; }
+  if (place == 0 && lane < TOP) {
+    ids[row * TOP + lane] = choice.expert;
+    weights[row * TOP + lane] =
+        HAS_SCALE ? choice.share * static_cast<float>(expert_scale[choice.expert]) : choice.share;
+  }
+}
+threadgroup_barrier(mem_flags::mem_threadgroup);
+const int expert = is_shared ? 0 : picked[0];
+const int count = is_shared ? IS : I;
+#if SHARED_EXPERT
+const GLOBAL uint* gate_at = is_shared ? shared_gate_codes : gate_codes;
+const GLOBAL uint* up_at = is_shared ? shared_up_codes : up_codes;
+#define STORED(name, at) static_cast<float>(is_shared ? shared_##name[at] : name[at])
+#define SCALED(name, at) scale_of<MODE>(is_shared ? shared_##name[at] : name[at])
+#else
+const GLOBAL uint* gate_at = gate_codes;
+const GLOBAL uint* up_at = up_codes;
+#define STORED(name, at) static_cast<float>(name[at])
+#define SCALED(name, at) scale_of<MODE>(name[at])
+#endif
 
 float gate[ROWS];
 float up[ROWS];
@@ -14,42 +45,51 @@ UNROLL for (int r = 0; r < ROWS; r++) {
   gate[r] = 0.0f;
   up[r] = 0.0f;
 }
-for (int start = 0; start < K; start += 32 * 8 * WORDS) {
-  const int k = start + lane * 8 * WORDS;
-  if (k < K) {
-    Pack<uint, WORDS> gate_words[ROWS];
-    Pack<uint, WORDS> up_words[ROWS];
-    float gate_scale[ROWS];
-    float gate_offset[ROWS];
-    float up_scale[ROWS];
-    float up_offset[ROWS];
-    UNROLL for (int r = 0; r < ROWS; r++) {
-      const int column = expert + metal::min(first + r, I - 1);
-      const int group = column * (K / GROUP) + k / GROUP;
-      gate_words[r] = load_pack<WORDS>(gate_codes + column * (K / 8) + k / 8);
-      up_words[r] = load_pack<WORDS>(up_codes + column * (K / 8) + k / 8);
-      gate_scale[r] = static_cast<float>(gate_scales[group]);
-      up_scale[r] = static_cast<float>(up_scales[group]);
-      gate_offset[r] = HAS_BIASES ? static_cast<float>(gate_biases[group])
-                                  : gate_scale[r] * -static_cast<float>(ZERO);
-      up_offset[r] = HAS_BIASES ? static_cast<float>(up_biases[group])
-                                : up_scale[r] * -static_cast<float>(ZERO);
-    }
-    UNROLL for (int w = 0; w < WORDS; w++) {
-      Floats<8> value = load_floats<8>(x + x_row + k + 8 * w);
-      Floats<8> factor;
-      if (HAS_NORM_WEIGHT) { factor = load_floats<8>(norm_weight + k + 8 * w); }
-      UNROLL for (int i = 0; i < 8; i++) {
-        if (NORM) { squares = metal::fma(value.v[i], value.v[i], squares); }
-        if (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i]; }
-      }
-      const float sum = sum_of(value);
-      const Floats<8> shifted = shifted_of(value);
-      UNROLL for (int r = 0; r < ROWS; r++) {
-        const float gate_dot = dot_word(gate_words[r].v[w], shifted);
-        const float up_dot = dot_word(up_words[r].v[w], shifted);
-        gate[r] = metal::fma(gate_scale[r], gate_dot, metal::fma(gate_offset[r], sum, gate[r]));
-        up[r] = metal::fma(up_scale[r], up_dot, metal::fma(up_offset[r], sum, up[r]));
+for (int start = 0; start < K; start += AHEAD * 32 * 8 * WORDS) {
+  Pack<uint, WORDS> gate_words[AHEAD * ROWS];
+  Pack<uint, WORDS> up_words[AHEAD * ROWS];
+  float gate_scale[AHEAD * ROWS];
+  float gate_offset[AHEAD * ROWS];
+  float up_scale[AHEAD * ROWS];
+  float up_offset[AHEAD * ROWS];
+  UNROLL for (int j = 0; j < AHEAD * ROWS; j++) {
+    const int k = metal::min(start + (j / ROWS * 32 + lane) * 8 * WORDS, K - 8 * WORDS);
+    const int column = expert * I + metal::min(first + j % ROWS, count - 1);
+    const int group = column * (K / GROUP) + k / GROUP;
+    gate_words[j] = load_pack<WORDS>(gate_at + column * (K / 8) + k / 8);
+    up_words[j] = load_pack<WORDS>(up_at + column * (K / 8) + k / 8);
+    gate_scale[j] = SCALED(gate_scales, group);
+    up_scale[j] = SCALED(up_scales, group);
+    gate_offset[j] =
+        HAS_BIASES ? STORED(gate_biases, group) : gate_scale[j] * -static_cast<float>(ZERO);
+    up_offset[j] = HAS_BIASES ? STORED(up_biases, group) : up_scale[j] * -static_cast<float>(ZERO);
+  }
+  UNROLL for (int a = 0; a < AHEAD; a++) {
+    const int k = start + (a * 32 + lane) * 8 * WORDS;
+    if (k < K) {
+      UNROLL for (int w = 0; w < WORDS; w++) {
+        Floats<8> value = load_floats<8>(x + row * K + k + 8 * w);
+        Floats<8> factor;
+        if (HAS_NORM_WEIGHT) {
+#if SHARED_NORM
+          factor = load_floats<8>((is_shared ? shared_norm_weight : norm_weight) + k + 8 * w);
+#else
+          factor = load_floats<8>(norm_weight + k + 8 * w);
+#endif
+        }
+        UNROLL for (int i = 0; i < 8; i++) {
+          if (NORM) { squares = metal::fma(value.v[i], value.v[i], squares); }
+          if (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i]; }
+        }
+        const float sum = sum_of(value);
+        const Floats<8> ready = ready_of<MODE>(value);
+        UNROLL for (int r = 0; r < ROWS; r++) {
+          const int j = a * ROWS + r;
+          const float gate_dot = dot_codes<MODE>(gate_words[j].v[w], ready);
+          const float up_dot = dot_codes<MODE>(up_words[j].v[w], ready);
+          gate[r] = metal::fma(gate_scale[j], gate_dot, metal::fma(gate_offset[j], sum, gate[r]));
+          up[r] = metal::fma(up_scale[j], up_dot, metal::fma(up_offset[j], sum, up[r]));
+        }
       }
     }
   }
@@ -60,9 +100,14 @@ if (NORM) {
   inverse = metal::precise::rsqrt(mean);
 }
 UNROLL for (int r = 0; r < ROWS; r++) {
-  const float gate_value = simd_sum(gate[r]) * inverse;
-  const float up_value = simd_sum(up[r]) * inverse;
-  if (lane == 0 && first + r < I) {
-    hidden[slot * I + first + r] = activated<ACTIVATION>(gate_value) * up_value;
+  float gate_value = simd_sum(gate[r]) * inverse;
+  float up_value = simd_sum(up[r]) * inverse;
+  if (lane == 0 && first + r < count) {
+    if (HAS_BIAS && !is_shared) {
+      gate_value += static_cast<float>(gate_bias[expert * I + first + r]);
+      up_value += static_cast<float>(up_bias[expert * I + first + r]);
+    }
+    hidden[row * WIDTH + slot * I + first + r] =
+        joined<ACTIVATION>(gate_value, up_value, numbers[1], numbers[2]);
   }
 }

@@ -59,9 +59,14 @@ FUNC T simd_max(T value) {
   return value;
 }
 
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+FUNC int simd_max(int value) { return __reduce_max_sync(FOR_EACH_LANE, value); }
+#endif
+
 namespace metal {
 FUNC float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FUNC float max(float a, float b) { return fmaxf(a, b); }
+FUNC float min(float a, float b) { return fminf(a, b); }
 FUNC int max(int a, int b) { return a > b ? a : b; }
 FUNC int min(int a, int b) { return a < b ? a : b; }
 namespace precise {
@@ -85,3 +90,17 @@ FUNC float small_to_float(uint value) {
 
 // Whether a pointer may be read as a vector of so many bytes.
 #define VECTOR_ALIGNED(pointer, bytes) ((reinterpret_cast<size_t>(pointer) & ((bytes)-1)) == 0)
+
+// The bits of a float as a number, and back.
+FUNC int float_bits(float value) { return __float_as_int(value); }
+FUNC float float_of(int bits) { return __int_as_float(bits); }
+
+// Dot product of eight 4-bit floats (sign, two bits of exponent, one of mantissa) in a word with
+// values that `fp4_ready` gave, times FP4_UNIT. Such a number's bits, put where a float has them,
+// are its value times 2^-126; half of that factor is taken off before, the other half after.
+#define FP4_UNIT 9.2233720368547758e18f
+FUNC float fp4_ready(float value) { return value * FP4_UNIT; }
+FUNC float fp4_value(uint word, int place) {
+  const uint bits = place < 6 ? word << (22 - 4 * place) : word >> (4 * place - 22);
+  return __uint_as_float(((word << (28 - 4 * place)) & 0x80000000u) | (bits & 0x01c00000u));
+}

@@ -11,3 +11,17 @@
 
 // value as a float, for value < 65536
 FUNC float small_to_float(uint value) { return static_cast<float>(value); }
+
+// The bits of a float as a number, and back.
+FUNC int float_bits(float value) { return as_type<int>(value); }
+FUNC float float_of(int bits) { return as_type<float>(bits); }
+
+// Dot product of eight 4-bit floats (sign, two bits of exponent, one of mantissa) in a word with
+// values that `fp4_ready` gave, times FP4_UNIT. Table: twice the numbers that three bits stand for.
+#define FP4_UNIT 1.0f
+FUNC float fp4_ready(float value) { return 0.5f * value; }
+FUNC float fp4_value(uint word, int place) {
+  const uint code = word >> (4 * place);
+  const float twice = static_cast<float>((0xc8643210u >> (4u * (code & 7u))) & 15u);
+  return (code & 8u) != 0u ? -twice : twice;
+}

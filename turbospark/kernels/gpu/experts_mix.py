@@ -1,0 +1,342 @@
+"""Routed experts of up to eight rows on a GPU: hidden rows, and their sum, a launch each.
+
+Their references are in kernels/experts.py.
+"""
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from turbospark.errors import ShapeError
+from turbospark.kernels.gpu.experts import (
+    activation_of,
+    check_ranks,
+    code_template,
+    is_codes,
+    launch,
+    layout,
+    rank_template,
+    takes,
+)
+from turbospark.kernels.gpu.experts_geometry import (
+    ExpertGeometry,
+    ahead_of,
+    batch_of,
+    down_geometry,
+    up_geometry,
+    words_of,
+)
+from turbospark.kernels.gpu.int4_product import MAX_ROWS
+from turbospark.kernels.gpu.kernel import GpuTarget, constant
+from turbospark.kernels.weights import (
+    ExpertWeights,
+    Norm,
+    QuantizedWeight,
+    SharedExpertWeights,
+    Weight,
+)
+
+GATED, PLAIN, APART = 1, 2, 3
+"""How a shared expert joins the sum: times a sigmoid, as it is, or in rows of its own."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """What the launch of hidden rows leaves for that of their sum.
+
+    Attributes:
+        hidden: [M, k * I + J] float32, the experts' in rank order, then the shared one's.
+        ids: [M, k] int32.
+        weights: [M, k] float32.
+        scores: [M, E], or [M, E + 1] with the score of a shared expert.
+    """
+
+    hidden: mx.array
+    ids: mx.array
+    weights: mx.array
+    scores: mx.array
+
+
+def takes_shared(experts: ExpertWeights, shared: SharedExpertWeights) -> bool:
+    """Whether the bodies serve a shared expert beside these."""
+    pairs = zip(
+        (shared.gate, shared.up, shared.down),
+        (experts.gate, experts.up, experts.down),
+        strict=True,
+    )
+    return (
+        shared.gate.shape == shared.up.shape
+        and is_codes(shared.down)
+        and shared.down.scales.size >= 8
+        and all(is_codes(one) and is_codes(many) and _own(one) == _own(many) for one, many in pairs)
+    )
+
+
+def _own(w: QuantizedWeight) -> tuple[object, ...]:
+    return layout(w)[1:]
+
+
+def experts_up(
+    x: mx.array,
+    norm: Norm | None,
+    scores: mx.array,
+    experts: ExpertWeights,
+    shared: SharedExpertWeights | None = None,
+    *,
+    groups: tuple[int, int] | None = None,
+    target: GpuTarget,
+    geometry: ExpertGeometry | None = None,
+) -> Chosen:
+    """Rank every row's experts and make their hidden rows: joined gate y and up y, y = norm(x).
+
+    Args:
+        x: [M, C], 1 to 8 rows.
+        norm: of x, or None.
+        scores: [M, E] float32, or [M, E + 1].
+        experts: what `takes` accepts.
+        shared: one that `takes_shared` accepts, with a norm of the same eps, or None.
+        groups: number of groups of experts, and how many a row's may come from.
+        target: where.
+        geometry: by default `up_geometry`'s.
+
+    Raises:
+        ShapeError: the arrays are outside these bounds.
+    """
+    gate, up = _check_up(x, scores, experts, norm, shared, groups)
+    (E, inner, K), M, top_k = gate.shape, x.shape[0], experts.top_k
+    width = 0 if shared is None else shared.gate.shape[0]
+    cut = geometry or up_geometry(target.name, M * (top_k * inner + width))
+    slot, rest = (cut.groups(n) * cut.simdgroups for n in (inner, width))
+    weight = None if norm is None else norm.weight
+    own = None if shared is None or shared.norm is None else shared.norm.weight
+    has_own = own is not None and own is not weight
+    activation, numbers = activation_of(experts)
+    words = words_of(K)
+    hidden, ids, weights = launch(
+        target,
+        "experts_up",
+        {
+            "x": x,
+            "norm_weight": "x" if weight is None else weight,
+            **({"shared_norm_weight": own} if own is not None and has_own else {}),
+            "numbers": constant((0.0 if norm is None else norm.eps, *numbers)),
+            "scores": scores,
+            "expert_scale": "numbers" if experts.scale is None else experts.scale,
+            **_arrays("gate", gate),
+            **_arrays("up", up),
+            "gate_bias": "numbers" if experts.biases[0] is None else experts.biases[0],
+            "up_bias": "numbers" if experts.biases[1] is None else experts.biases[1],
+            **({} if shared is None else _arrays("shared_gate", shared.gate)),
+            **({} if shared is None else _arrays("shared_up", shared.up)),
+        },
+        {
+            "hidden": ((M, top_k * inner + width), mx.float32),
+            "ids": ((M, top_k), mx.int32),
+            "weights": ((M, top_k), mx.float32),
+        },
+        template=code_template(gate)
+        | rank_template(E, top_k, experts.renormalise, groups)
+        | {
+            "I": inner,
+            "IS": width,
+            "K": K,
+            "WIDTH": top_k * inner + width,
+            "SCORES": scores.shape[1],
+            "PER_SLOT": slot,
+            "WORDS": words,
+            "AHEAD": ahead_of(K, words, cut.rows),
+            "NORM": norm is not None,
+            "HAS_NORM_WEIGHT": weight is not None,
+            "HAS_SCALE": experts.scale is not None,
+            "HAS_BIAS": experts.biases[0] is not None,
+            "ACTIVATION": activation,
+            "ROWS": cut.rows,
+        },
+        grid=(32, top_k * slot + rest, M),
+        threadgroup=(32, cut.simdgroups, 1),
+        macros=(f"SHARED_EXPERT {int(shared is not None)}", f"SHARED_NORM {int(has_own)}"),
+    )
+    return Chosen(hidden, ids, weights, scores)
+
+
+def experts_down(
+    chosen: Chosen,
+    experts: ExpertWeights,
+    shared: SharedExpertWeights | None = None,
+    residual: mx.array | None = None,
+    *,
+    join: int = PLAIN,
+    dtype: mx.Dtype,
+    target: GpuTarget,
+    geometry: ExpertGeometry | None = None,
+) -> mx.array:
+    """Sum the weighted experts of every row, the shared one and the residual.
+
+    Args:
+        chosen: what `experts_up` made of 1 to 8 rows.
+        experts: the same as there.
+        shared: the same as there.
+        residual: [M, C], or None.
+        join: GATED, PLAIN or APART, how the shared expert is added.
+        dtype: of the result.
+        target: where.
+        geometry: by default `down_geometry`'s.
+
+    Returns:
+        [M, C]; if APART [M, 2, C] float32, the experts' sum and the shared one's output.
+
+    Raises:
+        ShapeError: the arrays are outside these bounds.
+    """
+    down = _check_down(chosen, experts, shared, residual)
+    (E, N, inner), M, top_k = down.shape, chosen.ids.shape[0], experts.top_k
+    width = 0 if shared is None else shared.down.shape[1]
+    form = 0 if shared is None else join
+    cut = geometry or down_geometry(target.name, M * N)
+    bias = experts.biases[2]
+    (y,) = launch(
+        target,
+        "experts_down",
+        {
+            "hidden": chosen.hidden,
+            "ids": chosen.ids,
+            "weights": chosen.weights,
+            "scores": chosen.scores if form == GATED else "weights",
+            **_arrays("", down),
+            "bias": "weights" if bias is None else bias,
+            **({} if shared is None else _arrays("shared", shared.down)),
+            "residual": "weights" if residual is None else residual,
+        },
+        {"y": ((M, 2, N), mx.float32) if form == APART else ((M, N), dtype)},
+        template=code_template(down)
+        | {
+            "T": mx.float32 if form == APART else dtype,
+            "E": E,
+            "N": N,
+            "I": inner,
+            "IS": width,
+            "WIDTH": top_k * inner + width,
+            "TOP": top_k,
+            "WORDS": words_of(inner),
+            "SHARED_WORDS": words_of(width),
+            "BATCH": batch_of(top_k, words_of(inner), cut.rows),
+            "HAS_BIAS": bias is not None,
+            "RESIDUAL": residual is not None,
+            "ROWS": cut.rows,
+        },
+        grid=(32, cut.groups(N) * cut.simdgroups, M),
+        threadgroup=(32, cut.simdgroups, 1),
+        macros=(f"SHARED_EXPERT {form}",),
+    )
+    return y
+
+
+def experts_close(
+    h: mx.array,
+    sums: mx.array,
+    norms: tuple[Norm, Norm, Norm],
+    factor: mx.array,
+    *,
+    target: GpuTarget,
+) -> mx.array:
+    """(h + norm(norm_a(a) + norm_b(b))) * factor, in one launch.
+
+    Args:
+        h: [M, C].
+        sums: [M, 2, C] float32, every row's a and b.
+        norms: of a, of b, of their sum; each has a weight.
+        factor: [1] float32, in the GPU's own memory.
+        target: where.
+
+    Returns:
+        [M, C] like h.
+
+    Raises:
+        ShapeError: the arrays do not belong together.
+    """
+    M, C = h.shape
+    weights = [norm.weight for norm in norms if norm.weight is not None]
+    if sums.shape != (M, 2, C) or [w.shape for w in weights] != [(C,)] * 3:
+        raise ShapeError(f"experts_close of h {h.shape} takes no sums {sums.shape}")
+    names = ("a_weight", "b_weight", "weight")
+    (y,) = launch(
+        target,
+        "experts_close",
+        {
+            "h": h,
+            "sums": sums,
+            **dict(zip(names, weights, strict=True)),
+            "numbers": constant(tuple(norm.eps for norm in norms)),
+            "factor": factor,
+        },
+        {"y": ((M, C), h.dtype)},
+        template={"T": h.dtype, "C": C, "THREADS": 256, "VALUES": -(-C // 256)},
+        grid=(M * 256, 1, 1),
+        threadgroup=(256, 1, 1),
+    )
+    return y
+
+
+def _check_up(
+    x: mx.array,
+    scores: mx.array,
+    experts: ExpertWeights,
+    norm: Norm | None,
+    shared: SharedExpertWeights | None,
+    groups: tuple[int, int] | None,
+) -> tuple[QuantizedWeight, QuantizedWeight]:
+    gate, up = experts.gate, experts.up
+    if not takes(experts) or not is_codes(gate) or not is_codes(up):
+        raise ShapeError("experts_up has no body for these experts")
+    (E, _, K), M = gate.shape, x.shape[0]
+    check_ranks(E, experts.top_k, experts.scale, groups)
+    if x.ndim != 2 or not 1 <= M <= MAX_ROWS or x.shape[1] != K:
+        raise ShapeError(f"experts_up takes 1 to {MAX_ROWS} rows of {K} values, not x {x.shape}")
+    if scores.shape not in ((M, E), (M, E + 1)) or scores.dtype != mx.float32:
+        raise ShapeError(
+            f"experts_up of {M} rows takes float32 scores {(M, E)} or {(M, E + 1)}, not "
+            f"{scores.dtype} {scores.shape}"
+        )
+    if shared is not None and (
+        not takes_shared(experts, shared)
+        or shared.gate.shape[1] != K
+        or not have_one_root(norm, shared.norm)
+    ):
+        raise ShapeError("experts_up has no body for this shared expert beside these")
+    return gate, up
+
+
+def have_one_root(a: Norm | None, b: Norm | None) -> bool:
+    """Whether two norms divide a row by the same number."""
+    if a is None or b is None:
+        return a is b
+    return a.eps == b.eps and (a.weight is None) == (b.weight is None)
+
+
+def _check_down(
+    chosen: Chosen,
+    experts: ExpertWeights,
+    shared: SharedExpertWeights | None,
+    residual: mx.array | None,
+) -> QuantizedWeight:
+    down = experts.down
+    if not takes(experts) or not is_codes(down):
+        raise ShapeError("experts_down has no body for these experts")
+    (_, N, inner), (M, top_k) = down.shape, chosen.ids.shape
+    width = top_k * inner + (0 if shared is None else shared.down.shape[1])
+    if chosen.hidden.shape != (M, width) or not 1 <= M <= MAX_ROWS or top_k != experts.top_k:
+        raise ShapeError(
+            f"experts_down takes hidden rows {(M, width)} of 1 to {MAX_ROWS}, not "
+            f"{chosen.hidden.shape}"
+        )
+    if residual is not None and residual.shape != (M, N):
+        raise ShapeError(f"experts_down adds a residual {(M, N)}, not {residual.shape}")
+    return down
+
+
+def _arrays(name: str, w: Weight) -> dict[str, mx.array | str]:
+    """The arrays of a weight under the body's names."""
+    assert isinstance(w, QuantizedWeight)
+    stem = f"{name}_" if name else ""
+    biases = f"{stem}scales" if w.biases is None else w.biases
+    return {f"{stem}codes": w.codes, f"{stem}scales": w.scales, f"{stem}biases": biases}

@@ -1,0 +1,120 @@
+"""A router's scores of up to eight rows, norm included, in one launch."""
+
+import mlx.core as mx
+
+from turbospark.errors import ShapeError
+from turbospark.kernels.gpu.experts import launch
+from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
+from turbospark.kernels.gpu.kernel import GpuTarget, constant
+from turbospark.kernels.quantized_matmul import dequantize_reference
+from turbospark.kernels.weights import Norm, QuantizedWeight, Weight
+
+_SIMDGROUPS = 4
+
+
+def takes_router(router: Weight) -> bool:
+    """Whether the body reads this matrix [N, K]: affine of 4 or 8 bits, or dense."""
+    if router.shape[-1] % 8 or len(router.shape) != 2:
+        return False
+    if not isinstance(router, QuantizedWeight):
+        return router.dtype in FLOATS and router.size >= 8
+    return (
+        router.mode == "affine"
+        and router.bits in (4, 8)
+        and router.scales.dtype in FLOATS
+        and (router.biases is None or router.biases.dtype == router.scales.dtype)
+    )
+
+
+def joined_router(router: Weight, score: Weight | None) -> Weight:
+    """The matrix of a router with that of a shared expert's gate below it, a copy.
+
+    In the router's own layout where both have it, else dense float32.
+    """
+    if score is None:
+        return router
+    if isinstance(router, QuantizedWeight) and isinstance(score, QuantizedWeight):
+        layouts = [
+            (w.mode, w.bits, w.group_size, w.zero, w.scales.dtype, w.biases is None)
+            for w in (router, score)
+        ]
+        if layouts[0] == layouts[1]:
+            parts = [
+                None if a is None or b is None else mx.concatenate([a, b])
+                for a, b in (
+                    (router.codes, score.codes),
+                    (router.scales, score.scales),
+                    (router.biases, score.biases),
+                )
+            ]
+            codes, scales, biases = parts
+            assert codes is not None
+            assert scales is not None
+            return QuantizedWeight(
+                codes, scales, biases, router.bits, router.group_size, router.zero, router.mode
+            )
+    if isinstance(router, mx.array) and isinstance(score, mx.array):
+        return mx.concatenate([router, score.astype(router.dtype)])
+    return mx.concatenate([dequantize_reference(router), dequantize_reference(score)])
+
+
+def experts_scores(
+    x: mx.array,
+    norm: Norm | None,
+    router: Weight,
+    bias: mx.array | None = None,
+    *,
+    target: GpuTarget,
+    simdgroups: int = _SIMDGROUPS,
+) -> mx.array:
+    """Scores [M, N] float32: router @ norm(x) + bias.
+
+    Args:
+        x: [M, K], 1 to 8 rows.
+        norm: of x, or None.
+        router: [N, K], what `takes_router` accepts.
+        bias: [N], or None.
+        target: where.
+        simdgroups: of a threadgroup; they order no sum.
+
+    Raises:
+        ShapeError: the arrays are outside these bounds.
+    """
+    N, K = router.shape
+    if not takes_router(router) or (bias is not None and bias.shape != (N,)):
+        raise ShapeError("experts_scores has no body for this router")
+    if x.ndim != 2 or not 1 <= x.shape[0] <= MAX_ROWS or x.shape[1] != K:
+        raise ShapeError(
+            f"experts_scores takes 1 to {MAX_ROWS} rows of {K} values, not x {x.shape}"
+        )
+    weight = None if norm is None else norm.weight
+    is_quantized = isinstance(router, QuantizedWeight)
+    biases = router.biases if is_quantized else None
+    (scores,) = launch(
+        target,
+        "experts_scores",
+        {
+            "x": x,
+            "norm_weight": "x" if weight is None else weight,
+            "numbers": constant(0.0 if norm is None else norm.eps),
+            "matrix": router.codes if is_quantized else router,
+            "scales": router.scales if is_quantized else "numbers",
+            "biases": ("scales" if is_quantized else "numbers") if biases is None else biases,
+            "bias": "numbers" if bias is None else bias,
+        },
+        {"scores": ((x.shape[0], N), mx.float32)},
+        template={
+            "N": N,
+            "K": K,
+            "GROUP": router.group_size if is_quantized else 32,
+            "HAS_BIASES": biases is not None,
+            "ZERO": (router.zero or 0) if is_quantized else 0,
+            "NORM": norm is not None,
+            "HAS_NORM_WEIGHT": weight is not None,
+            "HAS_BIAS": bias is not None,
+        },
+        grid=(32, -(-N // simdgroups) * simdgroups, x.shape[0]),
+        threadgroup=(32, simdgroups, 1),
+        macros=(f"BITS {router.bits if is_quantized else 0}",),
+    )
+    return scores
