@@ -441,6 +441,21 @@ def test_with_two_slots_the_least_recently_used_gives_way_and_it_is_said() -> No
     assert engine.generate([*b, 7], max_tokens=2).reused_tokens == 0
 
 
+def test_the_same_prompt_again_takes_no_new_slot() -> None:
+    engine = scripted_engine(tokenizer=_never_ending(), session_slots=3)
+    other = engine.generate([100, 101, 102], max_tokens=20)
+    first = engine.generate([1, 2, 3, 4], max_tokens=20)
+    again = engine.generate([1, 2, 3, 4], max_tokens=20)
+    assert again.reused_tokens == 3
+    assert again.token_ids == first.token_ids
+    assert len(engine.runner.pool.parked) == 1
+    # A text that was gone on with since is kept: this is another one that begins alike.
+    longer = [100, 101, 102, *other.token_ids, 7]
+    assert engine.generate(longer, max_tokens=20).reused_tokens == 22
+    assert engine.generate([100, 101, 102], max_tokens=2).reused_tokens == 0
+    assert engine.generate([*longer, 8], max_tokens=2).reused_tokens > 20
+
+
 def test_a_list_that_changes_afterwards_changes_nothing() -> None:
     engine = scripted_engine(tokenizer=_never_ending(), session_slots=2)
     prompt = [100, *range(20)]
@@ -491,13 +506,13 @@ def test_a_call_may_leave_drafting_out_or_fix_the_block() -> None:
 
 def test_drafting_that_cannot_be_had_is_refused_by_name() -> None:
     engine = scripted_engine()
-    with pytest.raises(OptionError, match="draft_block=3: drafting is off; leave draft_block out"):
+    with pytest.raises(OptionError, match="draft_block=3: drafting is off; load with a drafter"):
         engine.generate("hi", draft_block=3)
     with pytest.raises(OptionError, match=r"draft='mtp': what drafts is chosen by load"):
         engine.generate("hi", draft="mtp")
     with pytest.raises(OptionError, match="draft_block=9: a round of the scripted drafter takes"):
         drafting_engine(draft_block=9)
-    with pytest.raises(OptionError, match="draft_block=3: drafting is off; leave draft_block out"):
+    with pytest.raises(OptionError, match="draft_block=3: drafting is off; load with a drafter"):
         scripted_engine(draft_block=3)
     with pytest.raises(OptionError, match=r"draft_model: what drafts is chosen by load"):
         engine.generate("hi", draft_model=engine.model)

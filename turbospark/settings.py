@@ -201,6 +201,10 @@ def refuse_unbuilt(given: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
+PLAN_CONTEXT, PLAN_SESSIONS = 8192, 2
+"""What a plan counts where nobody says: tokens of a session, and sessions."""
+
+
 def env_name(option_name: str) -> str:
     """The environment variable of an option."""
     return f"TURBOSPARK_{option_name.upper()}"

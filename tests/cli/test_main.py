@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import turbospark as ts
 from turbospark.cli.main import main
 from turbospark.testing import write_tiny_checkpoint
 
@@ -133,6 +134,7 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         (("generate", "x", "--draft-block", "0"), 2, "draft_block='0'"),
         (("generate", "x", "--session-slots", "0"), 2, "session_slots='0'"),
         (("chat", "--system", "be kind", "--resume", "a"), 2, "give one"),
+        (("chat", "-m", "./nowhere", "--resume", "nope"), 1, "no session can be read from nope"),
         (("generate", "x", "--image", "a.png"), 2, "image='a.png': image input is not built"),
         (("generate", "x", "--expert-residency", "mapped"), 2, "residency='mapped'"),
         (("generate", "", "-m", "./nowhere"), 1, "the prompt is empty"),
@@ -289,6 +291,9 @@ def test_plan_inspect_and_convert_run(run: Run, tiny: str, tmp_path: Path) -> No
     planned = json.loads(run("plan", tiny, "--context", "100", "--json")[1])
     assert planned["context"] == 100
     assert planned["weight_bytes"] > 0
+    plain, by_name = json.loads(run("plan", tiny, "--json")[1]), ts.plan(tiny)
+    assert (plain["context"], plain["sessions"]) == (by_name.context, by_name.sessions) == (8192, 2)
+    assert plain["total_bytes"] == by_name.total_bytes
     assert "fit" in run("plan", tiny)[1]
     assert json.loads(run("inspect", tiny, "--json")[1])["model_type"] == "llama"
     target = tmp_path / "out"

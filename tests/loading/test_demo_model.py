@@ -6,6 +6,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf import constants, quants
 
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight
@@ -35,8 +36,6 @@ LAYERS = ("blk.0.", "blk.9.", "blk.17.")
 
 
 def test_every_tensor_equals_the_gguf_packages_values():
-    quants = pytest.importorskip("gguf.quants")
-    constants = pytest.importorskip("gguf.constants")
     file = GGUFFile(demo_file())
     raw = np.memmap(file.path, np.uint8, "r")
     kinds = set()

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from gguf import constants, quants
 from loading.files import gguf_bytes
 
 from turbospark.errors import UnsupportedError
@@ -45,8 +46,6 @@ def values(weight):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_quantized_values_equal_those_of_the_gguf_package(tmp_path, name):
-    quants = pytest.importorskip("gguf.quants")
-    constants = pytest.importorskip("gguf.constants")
     blocks = random_blocks(name)
     weight = read(tmp_path / "a.gguf", name, blocks)
     expected = quants.dequantize(blocks.reshape(ROWS, -1), constants.GGMLQuantizationType[name])
@@ -56,8 +55,6 @@ def test_quantized_values_equal_those_of_the_gguf_package(tmp_path, name):
 
 @pytest.mark.parametrize("name", EXPANDERS)
 def test_dequantized_values_equal_those_of_the_gguf_package(tmp_path, name):
-    quants = pytest.importorskip("gguf.quants")
-    constants = pytest.importorskip("gguf.constants")
     blocks = random_blocks(name)
     weight = read(tmp_path / "a.gguf", name, blocks, dequantize=True)
     expected = quants.dequantize(blocks.reshape(ROWS, -1), constants.GGMLQuantizationType[name])

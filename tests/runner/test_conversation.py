@@ -431,3 +431,26 @@ def test_a_message_without_text_is_refused_without_a_template(message: Any) -> N
     chat = scripted_engine(tokenizer=ByteTokenizer(chat=False)).session()
     with pytest.raises(PromptError, match="non-empty"):
         chat.send(message)
+
+
+def test_a_reply_whose_conversation_was_closed_says_so() -> None:
+    engine = scripted_engine()
+    chat = engine.session("alice")
+    stream = chat.stream("hello", max_tokens=9)
+    next(stream)
+    chat.close()
+    with pytest.raises(ProducerError, match="ended when its conversation was closed"):
+        next(stream)
+    other = engine.session("bob")
+    stream = other.stream("hello", max_tokens=9)
+    next(stream)
+    other.send("once more", max_tokens=2)
+    with pytest.raises(ProducerError, match="ended by a later use of"):
+        next(stream)
+
+
+def test_a_block_without_a_drafter_names_the_way_to_one() -> None:
+    with pytest.raises(OptionError, match=r"draft_block=3: .*such as draft='ngram', or leave"):
+        scripted_engine().generate("x", draft_block=3)
+    with pytest.raises(OptionError, match="such as draft='ngram', or leave draft_block out"):
+        scripted_engine(draft_block=3)

@@ -383,3 +383,32 @@ def test_messages_survive_whatever_they_hold(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="not JSON serializable"):
         chat.save(tmp_path / "b")
     assert json.dumps(engine.load_session(tmp_path / "a").messages)
+
+
+def test_that_its_caches_were_given_back_is_saved_too(tmp_path: Path) -> None:
+    engine = scripted_engine(session_bytes=0)
+    chat = engine.session("alice")
+    chat.send("hello", max_tokens=6)
+    engine.session("bob").send("hi", max_tokens=2)
+    assert chat.nbytes == 0
+    chat.save(tmp_path / "a")
+    restored = scripted_engine().load_session(tmp_path / "a")
+    twin = restored.fork()
+    for each in (restored, twin):
+        first, second = each.send("more", max_tokens=6), each.send("more", max_tokens=6)
+        assert "within session_bytes" in first.reuse_reason
+        assert "continues" in second.reuse_reason
+
+
+def test_a_file_that_does_not_say_whether_caches_were_given_back_is_read(tmp_path: Path) -> None:
+    chat = scripted_engine().session()
+    chat.send("hello", max_tokens=6)
+    chat.save(tmp_path / "a")
+    values, arrays = read_file(tmp_path / "a")
+    assert values.pop("given_back") is False
+    write_file(tmp_path / "b", values, arrays)
+    again = scripted_engine().load_session(tmp_path / "b").send("more", max_tokens=6)
+    assert "continues" in again.reuse_reason
+    write_file(tmp_path / "c", values | {"given_back": 1}, arrays)
+    with pytest.raises(CheckpointError, match="'given_back' is 1"):
+        scripted_engine().load_session(tmp_path / "c")

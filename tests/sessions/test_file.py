@@ -145,6 +145,8 @@ def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
     for place in (pipe, tmp_path):
         with pytest.raises(OptionError, match=f"saved as {place}: it is no regular file"):
             write_file(place, VALUES, ARRAYS)
+        with pytest.raises(SourceError, match=f"read from {place}: it is no regular file"):
+            read_file(place)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
 

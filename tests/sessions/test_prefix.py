@@ -165,6 +165,16 @@ def test_a_match_is_shallow_if_more_would_be_taken_back_than_shared(
     assert is_shallow(candidate(range(8)), [*range(shared), 50, 51]) == shallow
 
 
+@pytest.mark.parametrize(
+    ("prompt", "prompt_end", "shallow"),
+    [([0, 1, 2], 3, False), ([0, 1, 9], 3, True), ([0, 1], 3, True), ([0, 1, 2], 5, True)],
+)
+def test_the_last_prompt_sent_again_is_not_shallow(
+    prompt: list[int], prompt_end: int, shallow: bool
+) -> None:
+    assert is_shallow(candidate(range(9), prompt_end=prompt_end), prompt) == shallow
+
+
 @given(
     st.lists(st.integers(0, 1), max_size=9),
     st.lists(st.integers(0, 1), min_size=1, max_size=9),

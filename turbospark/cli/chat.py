@@ -11,6 +11,7 @@ from turbospark.cli.generate import result_fields, stream
 from turbospark.cli.output import Console
 from turbospark.errors import OptionError, PromptError, TemplateError, TurbosparkError
 from turbospark.runner.conversation import Conversation
+from turbospark.sessions.file import check_file
 
 _HELP = "/reset starts over, /save FILE keeps it, /exit or Ctrl-D ends; Ctrl-C stops a reply"
 
@@ -20,6 +21,8 @@ def chat(arguments: argparse.Namespace, console: Console) -> None:
     options = call_options(arguments, console)
     if arguments.resume is not None and arguments.system is not None:
         raise OptionError("--system begins a conversation and --resume goes on with one; give one")
+    if arguments.resume is not None:
+        check_file(arguments.resume)  # before the model is loaded
     engine = open_engine(arguments, console)
     conversation = _opened(engine, arguments)
     console.note(_HELP)

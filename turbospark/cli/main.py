@@ -17,6 +17,8 @@ from turbospark.cli.output import (
 )
 from turbospark.errors import OptionError, TurbosparkError
 from turbospark.settings import (
+    PLAN_CONTEXT,
+    PLAN_SESSIONS,
     GenerationConfig,
     KernelPolicy,
     LoadConfig,
@@ -209,12 +211,17 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model elsewhere")
-    parser.add_argument(
-        "--context", type=int, default=8192, metavar="N", help="tokens a session (default: 8192)"
-    )
-    parser.add_argument(
-        "--sessions", type=int, default=1, metavar="N", help="sessions at a time (default: 1)"
-    )
+    for name, default, what in (
+        ("context", PLAN_CONTEXT, "tokens a session"),
+        ("sessions", PLAN_SESSIONS, "sessions kept"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"{what} (default: {default})",
+        )
     add_flags(parser, LoadConfig)
 
 

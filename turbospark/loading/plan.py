@@ -19,6 +19,7 @@ from turbospark.loading.source import as_hub_id, resolve_source
 from turbospark.nn.latent import LatentAttention
 from turbospark.nn.moe import RoutedExperts
 from turbospark.nn.unit import units_of
+from turbospark.settings import PLAN_CONTEXT, PLAN_SESSIONS
 
 RING_SLACK = 128
 CHUNK_ON_CPU = 256
@@ -131,8 +132,8 @@ class Plan:
 
 def plan(
     path_or_repo: str | os.PathLike[str],
-    context: int = 8192,
-    sessions: int = 2,
+    context: int = PLAN_CONTEXT,
+    sessions: int = PLAN_SESSIONS,
     *,
     quantize: str | None = None,
     revision: str | None = None,

@@ -40,10 +40,17 @@ class Conversation:
         runner: over a session of its own.
         transcript: what was said before.
         home: the conversations of its engine.
+        given_back: whether its caches were dropped to keep within the byte budget.
     """
 
     def __init__(
-        self, name: str, runner: Runner, transcript: Transcript, home: "Conversations"
+        self,
+        name: str,
+        runner: Runner,
+        transcript: Transcript,
+        home: "Conversations",
+        *,
+        given_back: bool = False,
     ) -> None:
         self.name = name
         self.runner = runner
@@ -52,7 +59,7 @@ class Conversation:
         self._closed = False
         self._sending = threading.RLock()
         self._replying: object = None
-        self._given_back = False
+        self._given_back = given_back
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self.messages)} messages"
@@ -132,7 +139,7 @@ class Conversation:
     def close(self) -> None:
         """Give the memory back; the conversation takes no more messages and its name is free."""
         self.reset()
-        self._closed = True
+        self._closed = self.runner.session.closed = True
         self._home.close(self)
 
     def fork(self, name: str = "") -> "Conversation":
@@ -147,9 +154,8 @@ class Conversation:
         with self.runner.lock:
             self._check_open()
             self._end_reply()
-            made = self._home.fork(self.runner.session.fork(), self._transcript.copy(), name)
-            made._given_back = self._given_back
-            return made
+            session, transcript = self.runner.session.fork(), self._transcript.copy()
+            return self._home.fork(session, transcript, name, given_back=self._given_back)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the conversation to a file, for `Engine.load_session`; a reply in progress ends.
@@ -165,7 +171,9 @@ class Conversation:
         with self.runner.lock:
             self._check_open()
             self._end_reply()
-            self._home.save(path, self.name, self.runner, self._transcript)
+            self._home.save(
+                path, self.name, self.runner, self._transcript, given_back=self._given_back
+            )
 
     def give_back(self) -> bool:
         """Drop the caches; the next message feeds all of the text again, and says so.

@@ -92,7 +92,9 @@ class Conversations:
         with self._lock:
             return self._named.get(name) or self._adopted(name, self._new_runner(None))
 
-    def fork(self, session: Session, transcript: Transcript, name: str) -> Conversation:
+    def fork(
+        self, session: Session, transcript: Transcript, name: str, *, given_back: bool
+    ) -> Conversation:
         """A conversation over a session that was forked.
 
         Raises:
@@ -100,7 +102,7 @@ class Conversations:
         """
         with self._lock:
             self._check_free(name)
-            return self._adopted(name, self._new_runner(session), transcript)
+            return self._adopted(name, self._new_runner(session), transcript, given_back)
 
     def counted(
         self, anonymous: "Parked", responses: Iterator[GenerationResponse]
@@ -118,7 +120,13 @@ class Conversations:
                 del self._named[conversation.name]
 
     def save(
-        self, path: str | os.PathLike[str], name: str, runner: Runner, transcript: Transcript
+        self,
+        path: str | os.PathLike[str],
+        name: str,
+        runner: Runner,
+        transcript: Transcript,
+        *,
+        given_back: bool,
     ) -> None:
         """Write a conversation that stands between two turns.
 
@@ -132,6 +140,7 @@ class Conversations:
             "fingerprint": self._identity(),
             "messages": transcript.messages,
             "written": transcript.written,
+            "given_back": given_back,
         }
         write_file(path, values, {**arrays, "ids": _as_array(transcript.ids)})
 
@@ -165,12 +174,17 @@ class Conversations:
                 raise CheckpointError(f"{os.fspath(path)} cannot go on here: {error}") from error
             ids: list[int] = np.asarray(arrays["ids"]).tolist()
             transcript = Transcript(values["messages"], ids, values["written"])
-            return self._adopted(wanted, runner, transcript)
+            return self._adopted(wanted, runner, transcript, values.get("given_back", False))
 
     def _adopted(
-        self, name: str, runner: Runner, transcript: Transcript | None = None
+        self,
+        name: str,
+        runner: Runner,
+        transcript: Transcript | None = None,
+        given_back: bool = False,
     ) -> Conversation:
-        conversation = Conversation(name, runner, transcript or Transcript(), self)
+        said = transcript or Transcript()
+        conversation = Conversation(name, runner, said, self, given_back=given_back)
         if name:
             self._named[name] = conversation
         return conversation

@@ -41,7 +41,10 @@ def _check_block(runner: Runner, block: int, most: int) -> None:
     lasting = runner.traits if most == 0 else replace(runner.traits, draft_off="")
     reason = refusal("draft", lasting)
     if reason is not None:
-        raise OptionError(f"draft_block={block}: {reason}; leave draft_block out")
+        way = "leave draft_block out"
+        if most == 0:
+            way = f"load with a drafter, such as draft='ngram', or {way}"
+        raise OptionError(f"draft_block={block}: {reason}; {way}")
     if block > most:
         raise OptionError(
             f"draft_block={block}: a round of the {runner.drafter.name} drafter takes at most "

@@ -173,8 +173,13 @@ class _Suspended:
         """The next token; None at the end.
 
         Raises:
-            ProducerError: a later use of the session has ended it.
+            ProducerError: its session was closed, or a later use of it has ended this.
         """
+        if not self._open and self._session.closed:
+            raise ProducerError(
+                "this generation was ended when its conversation was closed; read a reply to its "
+                "end first, or keep the conversation open"
+            )
         if not self._open:
             raise ProducerError(
                 f"this generation was ended by a later use of {self._session!r}; use a session of "

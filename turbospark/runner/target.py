@@ -193,6 +193,8 @@ class TargetRunner:
             session.keep_checkpoint(ends_prompt=True)
             tokens, start = tokens[split:], start + split
         logits = self._feed(tokens, start, Phase.PREFILL, head=is_final)
+        if is_final:
+            session.prompt_end = session.position
         if is_final and keeps and split <= 0:
             session.keep_checkpoint(ends_prompt=True)
         return logits

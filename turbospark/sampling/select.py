@@ -1,5 +1,6 @@
 """One step of a generation: from a row of logits to a token."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -96,12 +97,13 @@ class Chooser:
             prompt_tokens: how many of them are the prompt's; the rest counts the step.
 
         Raises:
-            NonFiniteError: the logits hold NaN or infinity, or processors left nothing to choose.
+            NonFiniteError: the largest logit is NaN or infinity, or processors left nothing to
+                choose. That all of them are finite is the producer's to say.
             OptionError: a processor or the sampler gave back something else than it should.
         """
         scores = self.score(logits, history)
         if self._sampler is not None:
-            return self.choice(_run_sampler(self._sampler, scores), scores)
+            return self.choice(_run_sampler(self._sampler, scores, len(history)), scores)
         return self.choice(self.pick(scores, history, prompt_tokens), scores)
 
     def score(self, logits: mx.array, history: Sequence[int]) -> mx.array:
@@ -111,8 +113,6 @@ class Chooser:
             NonFiniteError: see `choose`.
             OptionError: a processor gave back something else than it should.
         """
-        position = len(history)
-        _check_finite(logits, position)
         scores = logits
         for processor in self._processors:
             answer = processor(mx.array(np.array(history, dtype=np.int32)), scores[None])
@@ -120,19 +120,32 @@ class Chooser:
         if self._bias:
             scores = _biased(scores, self._bias)
         if self._processors or self._bias:
-            _check_choosable(scores, position)
+            _check_choosable(scores, len(history))
         return scores
 
     def pick(self, scores: mx.array, history: Sequence[int], prompt_tokens: int) -> int:
-        """The token that the built-in sampling takes from what `score` gave."""
+        """The token that the built-in sampling takes from what `score` gave.
+
+        Raises:
+            NonFiniteError: the largest score is NaN or infinity.
+        """
         if self.config.temperature == 0.0:
-            return int(np.argmax(as_numpy(scores)))
+            row = as_numpy(scores)
+            token = int(np.argmax(row))  # NaN counts as the largest
+            _check_top(float(row[token]), len(history))
+            return token
         law = self.law(scores, history, prompt_tokens)
         return law.draw(self.uniform(len(history) - prompt_tokens))
 
     def law(self, scores: mx.array, history: Sequence[int], prompt_tokens: int) -> Distribution:
-        """The distribution that the built-in sampling draws from, of what `score` gave."""
-        return shaped(_float64(scores), history, history[prompt_tokens:], self.config)
+        """The distribution that the built-in sampling draws from, of what `score` gave.
+
+        Raises:
+            NonFiniteError: the largest score is NaN or infinity.
+        """
+        row = _float64(scores)
+        _check_top(float(row.max()), len(history))
+        return shaped(row, history, history[prompt_tokens:], self.config)
 
     def uniform(self, step: int, stream: int = TARGET) -> float:
         """This generation's number for a step and a purpose."""
@@ -180,8 +193,10 @@ def _checked_logits(answer: Any, vocab_size: int) -> mx.array:
     return logits[0].astype(mx.float32)
 
 
-def _run_sampler(sampler: Sampler, scores: mx.array) -> int:
-    answer = sampler((scores - mx.logsumexp(scores))[None])
+def _run_sampler(sampler: Sampler, scores: mx.array, position: int) -> int:
+    total = mx.logsumexp(scores)
+    _check_top(float(cast(float, total.item())), position)
+    answer = sampler((scores - total)[None])
     if isinstance(answer, mx.array) and mx.issubdtype(answer.dtype, mx.floating):
         raise OptionError(f"the sampler gave {answer!r}, not one token id")
     ids = cast("NDArray[Any]", np.array(answer))
@@ -209,8 +224,8 @@ def _biased(scores: mx.array, bias: dict[int, float]) -> mx.array:
     return scores.at[ids].add(values)  # pyright: ignore[reportUnknownMemberType]
 
 
-def _check_finite(logits: mx.array, position: int) -> None:
-    if not np.isfinite(as_numpy(logits)).all():
+def _check_top(top: float, position: int) -> None:
+    if not math.isfinite(top):
         raise NonFiniteError(f"the logits of position {position} hold NaN or infinity")
 
 

@@ -86,15 +86,29 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, m
         CheckpointError: it is no session file, one of another version, cut short or damaged.
     """
     source = _path(path)
-    try:
-        file = source.open("rb")
-    except (OSError, ValueError) as error:
-        raise SourceError(f"no session can be read from {source}: {_why(error)}") from error
-    with file:
+    with _opened(source) as file:
         try:
             return _read(source, file, os.fstat(file.fileno()).st_size)
         except OSError as error:
             raise SourceError(f"no session can be read from {source}: {_why(error)}") from error
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Say now what `read_file` would say of a file that cannot be opened.
+
+    Raises:
+        SourceError: no file is there, or it cannot be opened.
+    """
+    _opened(_path(path)).close()
+
+
+def _opened(source: Path) -> BinaryIO:
+    try:
+        if source.exists() and not source.is_file():  # reading a pipe could take forever
+            raise ValueError("it is no regular file")
+        return source.open("rb")
+    except (OSError, ValueError) as error:
+        raise SourceError(f"no session can be read from {source}: {_why(error)}") from error
 
 
 def _read(path: Path, file: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, mx.array]]:

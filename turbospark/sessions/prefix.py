@@ -19,6 +19,7 @@ class Candidate:
         recurrent: whether it has recurrent layers, which go back to checkpoints alone.
         checkpoints: those that were kept, by ascending position.
         drafter: what the drafter remembers of it; None where nothing drafts.
+        prompt_end: tokens of the prompt that was fed last; what lies behind is the reply to it.
     """
 
     fed: FedIds
@@ -27,6 +28,7 @@ class Candidate:
     recurrent: bool = False
     checkpoints: Sequence[Checkpoint] = ()
     drafter: DrafterState | None = None
+    prompt_end: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,8 +81,14 @@ def decide_reuse(
 
 
 def is_shallow(candidate: Candidate, prompt: Sequence[int]) -> bool:
-    """Whether a prompt would take back more of a session than it shares with it."""
+    """Whether a prompt would take back more of a session than it shares with it.
+
+    The last prompt sent again takes the place of the reply to it, however long that is.
+    """
     shared = candidate.fed.common_prefix(prompt)
+    last = candidate.prompt_end - 1
+    if shared == last == len(prompt) - 1 and candidate.fed[last] == prompt[last]:
+        return False
     return candidate.position - shared > shared
 
 

@@ -67,6 +67,8 @@ def check_kinds(values: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> No
     end = values.get("prompt_end", 1)
     if not isinstance(end, int) or end < 1:
         raise CheckpointError(f"its 'prompt_end' is {end!r}")
+    if not isinstance(values.get("given_back", False), bool):
+        raise CheckpointError(f"its 'given_back' is {_said(values, 'given_back')}")
     for name in _TEXTS:
         array = arrays.get(name)
         if array is None or array.dtype != mx.int32 or array.ndim != 1:

@@ -45,9 +45,11 @@ class Session:
         recurrent: whether there are caches that go back to checkpoints alone.
         drafter_state: what the drafter remembers; None where no drafter is open.
         draft_off: why this conversation is not drafted for now; an empty string where it is.
+        prompt_end: tokens of the prompt that was fed last; 0 before one was fed to its end.
         pending: the last generated token, which belongs to the text and was not fed.
         extras: arrays of the conversation that no cache holds; they are saved and parked with it.
         open_round: a verify that was not settled; None between rounds.
+        closed: whether its conversation was closed, so that nothing is fed to it any more.
         suspended: ends the generation that stands between two of its tokens; None without one.
         epoch: counts every pass, rewind, rollback and reset.
         opened_for: gives the model that the caches are of; None where nobody has said.
@@ -68,6 +70,7 @@ class Session:
         self.fed_ids = FedIds()
         self.epoch = 0
         self.opened_for: Callable[[], Any] | None = None
+        self.closed = False
         self.suspended: Callable[[], None] | None = None
         self._begin()
 
@@ -100,6 +103,7 @@ class Session:
             self.recurrent,
             self.checkpoints.all,
             self.drafter_state,
+            self.prompt_end,
         )
 
     def check_model(self, model: Any) -> None:
@@ -193,6 +197,7 @@ class Session:
         make = self.make_drafter_state
         self.drafter_state: Any = None if make is None else make()
         self.draft_off = ""
+        self.prompt_end = 0
         self.pending: int | None = None
         self.extras: dict[str, mx.array] = {}
         self.open_round: OpenRound | None = None
