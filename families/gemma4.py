@@ -40,7 +40,7 @@ from turbospark.nn.config import (
 from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
 from turbospark.nn.mlp import MLP
-from turbospark.nn.moe import Experts, RoutedExperts, Router
+from turbospark.nn.moe import Closing, Experts, RoutedExperts, Router, SharedExpert
 from turbospark.nn.projections import NormedProjections, ProjectedResidual
 from turbospark.nn.rope import read_rope
 from turbospark.nn.scaled_embedding import ScaledEmbedding
@@ -218,16 +218,18 @@ class Gemma4Layer(nn.Module):
         self.self_attn = Gemma4Attention(
             config, plan, rope, self.input_layernorm, self.post_attention_layernorm
         )
-        self.routed = self._add_experts(config) if config.enable_moe_block else None
-        post = self.post_feedforward_layernorm_1 if self.routed else self.post_feedforward_layernorm
+        post = self.post_feedforward_layernorm
+        if config.enable_moe_block:
+            self.post_feedforward_layernorm_1 = post = RMSNorm(C, eps)
         self.mlp = MLP(
             C,
             plan.inner,
             self.pre_feedforward_layernorm,
             activation=config.activation,
             post_norm=post,
-            residual=self.routed is None,
+            residual=not config.enable_moe_block,
         )
+        self.routed = self._add_experts(config) if config.enable_moe_block else None
         self._activation: Activation = config.activation
         if P:
             self.per_layer_input_gate = Linear(C, P)
@@ -246,7 +248,6 @@ class Gemma4Layer(nn.Module):
                 f"config.json: enable_moe_block needs num_experts={E}, top_k_experts={k} (no more "
                 f"than the experts) and moe_intermediate_size={inner}"
             )
-        self.post_feedforward_layernorm_1 = RMSNorm(C, eps)
         self.pre_feedforward_layernorm_2 = RMSNorm(C, eps)
         self.post_feedforward_layernorm_2 = RMSNorm(C, eps)
         self.router = Router(E, RouterNorm(C, eps), expert_scale=True)
@@ -257,7 +258,12 @@ class Gemma4Layer(nn.Module):
             top_k=k,
             activation=config.activation,
             norm=self.pre_feedforward_layernorm_2,
-            post_norm=self.post_feedforward_layernorm_2,
+            shared=SharedExpert(self.mlp),
+            closing=Closing(
+                self.post_feedforward_layernorm_2,
+                self.post_feedforward_layernorm,
+                None if config.hidden_size_per_layer_input else lambda: self.layer_scalar,
+            ),
         )
 
     def __call__(self, h: mx.array, given: mx.array | None, cache: Cache, phase: Phase) -> mx.array:
@@ -266,8 +272,9 @@ class Gemma4Layer(nn.Module):
         if self.routed is None:
             h = self.mlp(h, phase)
         else:
-            both = self.mlp(h, phase) + self.routed(h, phase)
-            h = h + rms_norm_reference(both, self.post_feedforward_layernorm.value)
+            h = self.routed.advance(h, phase)
+            if given is None:
+                return h  # `advance` has scaled it
         if given is not None:
             (gate,) = self.gate_input(h, phase)  # [T, P]
             h = self.add_input(activate_reference(gate, self._activation) * given, h, phase)

@@ -121,7 +121,7 @@ class GptOssMLP(nn.Module):
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Advance the stream h [T, C]."""
-        return h + self.routed(h, phase)
+        return self.routed.advance(h, phase)
 
 
 class GptOssLayer(nn.Module):

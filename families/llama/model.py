@@ -15,6 +15,7 @@ from turbospark.nn.expert_weights import expert_weights
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts
+from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.weights import text_weights
 from turbospark.protocols import Phase
@@ -41,8 +42,7 @@ class LlamaAttention(nn.Module):
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
-        attended = self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
-        return self.output(attended, h, phase)  # [T, C]
+        return self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
 
 
 class SparseMLP(nn.Module):
@@ -64,7 +64,7 @@ class SparseMLP(nn.Module):
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Advance the stream h [T, C]."""
-        return h + self.routed(h, phase)
+        return self.routed.advance(h, phase)
 
 
 class LlamaLayer(nn.Module):
@@ -87,9 +87,11 @@ class LlamaLayer(nn.Module):
                 activation=read_activation("hidden_act", config.hidden_act),
                 bias=config.mlp_bias,
             )
+        self.finish = ProjectedMLP(self.self_attn.output, self.mlp)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
-        return self.mlp(self.self_attn(h, cache, phase), phase)
+        attended = self.self_attn(h, cache, phase)  # [T, Hq * D]
+        return self.finish(attended, h, phase)  # [T, C]
 
 
 class LlamaModel(CausalLM):

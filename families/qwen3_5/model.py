@@ -21,6 +21,7 @@ from turbospark.nn.delta_net import DeltaNet
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
+from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
 
@@ -49,8 +50,7 @@ class GatedAttention(nn.Module):
 
     def __call__(self, h: mx.array, cache: KVCache, phase: Phase) -> mx.array:
         q, gate, k, v = self.project(h, phase)  # [T, Hq * D] and [T, Hkv * D], twice each
-        attended = self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
-        return self.output(attended, h, phase)  # [T, C]
+        return self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
 
 
 class SparseMLP(nn.Module):
@@ -76,7 +76,7 @@ class SparseMLP(nn.Module):
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Advance the stream h [T, C]."""
-        return h + self.routed(h, phase)
+        return self.routed.advance(h, phase)
 
 
 class Qwen3_5Layer(nn.Module):  # noqa: N801 - the model type's own name
@@ -86,8 +86,11 @@ class Qwen3_5Layer(nn.Module):  # noqa: N801 - the model type's own name
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(C, eps), RMSNorm(C, eps)
         if kind == "linear_attention":
             self.linear_attn = DeltaNet(C, config.delta, self.input_layernorm, eps)
+            output = self.linear_attn.output
         else:
             self.self_attn = GatedAttention(config, rope, self.input_layernorm)
+            output = self.self_attn.output
+        assert output is not None
         self._is_linear = kind == "linear_attention"
         norm = self.post_attention_layernorm
         self.mlp: SparseMLP | MLP
@@ -95,6 +98,7 @@ class Qwen3_5Layer(nn.Module):  # noqa: N801 - the model type's own name
             self.mlp = SparseMLP(config, norm)
         else:
             self.mlp = MLP(C, config.intermediate_size, norm, activation="silu")
+        self.finish = ProjectedMLP(output, self.mlp)
 
     def __call__(
         self, h: mx.array, cache: Any, phase: Phase, *, record: bool = False
@@ -102,10 +106,10 @@ class Qwen3_5Layer(nn.Module):  # noqa: N801 - the model type's own name
         """Advance the stream h [T, C]; a recurrent layer notes its row inputs if `record`."""
         rows = None
         if self._is_linear:
-            h, rows = self.linear_attn(h, cache, phase, record=record)
+            mixed, rows = self.linear_attn.mix(h, cache, phase, record=record)  # [T, Hv * Dv]
         else:
-            h = self.self_attn(h, cache, phase)
-        return self.mlp(h, phase), rows
+            mixed = self.self_attn(h, cache, phase)  # [T, Hq * D]
+        return self.finish(mixed, h, phase), rows
 
 
 class Qwen3_5Model(CausalLM):  # noqa: N801

@@ -14,7 +14,7 @@ from turbospark.kernels.gpu.argmax import PARTS as ARGMAX_PARTS
 from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS, TENSOR
 from turbospark.kernels.gpu.delta_net import RECORD as DELTA_NET
 from turbospark.kernels.gpu.delta_scan import FILTER, GATE, SCAN
-from turbospark.kernels.gpu.experts import DOWN, ROUTE, UP
+from turbospark.kernels.gpu.experts import ROUTE
 from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
 from turbospark.kernels.gpu.int4_chain import KERNEL as CHAIN
 from turbospark.kernels.gpu.int4_product import kernel_of
@@ -25,11 +25,26 @@ from turbospark.kernels.gpu.latent import PARTIALS as LATENT_PARTIALS
 from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
 from turbospark.kernels.gpu.rotated_attention import kernel_of as kernel_that_rotates
 
+
+def form_of(name: str, inputs: str, outputs: str) -> Kernel:
+    """A kernel with all the inputs that a body may have."""
+    return Kernel(name, tuple(inputs.split()), tuple(outputs.split()))
+
+
+UP_CODES = ("gate_codes", "up_codes", "shared_gate_codes", "shared_up_codes")
+UP_NAMES = "x norm_weight shared_norm_weight numbers scores expert_scale gate_bias up_bias " + (
+    " ".join(
+        f"{code.removesuffix('codes')}{part}"
+        for code in UP_CODES
+        for part in ("codes", "scales", "biases")
+    )
+)
+
 ROTATED = kernel_that_rotates(PARTIALS, writes=True)
 FOLDER = resources.files("turbospark.kernels.gpu")
 
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
-# - codes, gate_codes, up_codes: whole rows of K / 8 words, K a multiple of 32;
+# - codes, gate_at, up_at, matrix: whole rows of K / 8 words, K a multiple of 32 (of 8, at 8 bits);
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - parts: what attention_partials wrote, rows of D + 4 floats;
 # - latents, keys, tail_v, tail_k of latent attention: rows of L and R values, L a multiple of 8, R
@@ -82,12 +97,31 @@ KERNELS = {
         {"codes", "scales", "biases", "parts"},
         {"parts"},
     ),
-    "experts_up": (
-        UP,
-        {"x", "norm_weight", "gate_codes", "up_codes"},
-        {"gate_codes", "up_codes"},
+    "experts_scores": (
+        form_of("experts_scores", "x norm_weight numbers matrix scales biases bias", "scores"),
+        {"x", "norm_weight", "matrix"},
+        {"matrix"},
     ),
-    "experts_down": (DOWN, {"hidden", "codes"}, {"codes"}),
+    "experts_up": (
+        form_of("experts_up", UP_NAMES, "hidden ids weights"),
+        {*UP_NAMES.split()} - {"numbers", "scores", "expert_scale", "gate_bias", "up_bias"},
+        {"gate_at", "up_at"},
+    ),
+    "experts_down": (
+        form_of(
+            "experts_down",
+            "hidden ids weights scores codes scales biases bias shared_codes shared_scales "
+            "shared_biases residual",
+            "y",
+        ),
+        {"hidden", "codes", "shared_codes"},
+        {"codes", "shared_codes"},
+    ),
+    "experts_close": (
+        form_of("experts_close", "h sums a_weight b_weight weight numbers factor", "y"),
+        set(),
+        set(),
+    ),
 }
 
 # Bodies of NVIDIA GPUs alone, and the rules that hold there too.

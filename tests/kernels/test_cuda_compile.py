@@ -47,6 +47,10 @@ def product(case: ProductCase, launch: Callable[..., object]) -> Callable[[GpuTa
     return lambda target: launch(case.product(), case.x(), case.added(), target)
 
 
+def bundled(case: ProductCase, launch: Callable[..., object]) -> Callable[[GpuTarget], object]:
+    return lambda target: launch(case.product().bundled(), case.x(), case.added(), target)
+
+
 def norm(width: int, dtype: mx.Dtype) -> Callable[[GpuTarget], object]:
     x = rows(3, width).astype(dtype)
     return lambda target: rms_norm(x, Norm(x[0], 1e-6), target=target)
@@ -84,6 +88,7 @@ LAUNCHES = {
     "three weights on tensor cores": product(IN_THREE, int4_mma),
     "a pair on tensor cores": product(IN_PAIR, int4_mma),
     "wide rows on tensor cores": product(IN_WIDE_ROWS, int4_mma),
+    "three weights in a bundle": bundled(IN_THREE, int4_mma),
     "odd groups on tensor cores": product(CASES[2], int4_mma),
     "a chain of one row": ChainCase(1, 4096, 320, 9216).run,
     "a chain of eight rows": ChainCase(8, 4096, 256, 14336, HALF, HALF).run,
@@ -92,8 +97,52 @@ LAUNCHES = {
     "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
     "wide heads of a delta net": delta(2, 256),
     "many rows of a delta net": delta(40, 128),
-    "experts": experts(ExpertCase(1, 16, 8, 2048, 512, 64, BRAIN, BRAIN, has_shared=True)),
-    "experts of odd widths": experts(ExpertCase(3, 12, 10, 320, 704, 64, HALF, HALF, "gelu_tanh")),
+    "experts": experts(
+        ExpertCase(1, 16, 8, 2048, 512, 64, BRAIN, BRAIN, shared=512, gate="8 bits")
+    ),
+    "experts of odd widths": experts(
+        ExpertCase(3, 12, 10, 320, 704, 64, HALF, HALF, "gelu_tanh", router="4 bits")
+    ),
+    "experts that are normed": experts(
+        ExpertCase(
+            8,
+            16,
+            8,
+            2816,
+            704,
+            64,
+            BRAIN,
+            BRAIN,
+            "gelu_tanh",
+            shared=2112,
+            closes=True,
+            has_scale=True,
+            router="dense",
+        )
+    ),
+    "experts of 4-bit floats": experts(
+        ExpertCase(
+            1,
+            8,
+            4,
+            2880,
+            2880,
+            32,
+            BRAIN,
+            BRAIN,
+            "clamped",
+            is_mxfp4=True,
+            has_bias=True,
+            router="dense",
+            router_bias=True,
+        )
+    ),
+    "experts in groups": experts(
+        ExpertCase(1, 64, 6, 2048, 96, 32, BRAIN, BRAIN, groups=(8, 3), shared=192)
+    ),
+    "many rows of many experts": experts(
+        ExpertCase(8, 512, 10, 2048, 64, 64, BRAIN, BRAIN, renormalise=False)
+    ),
     "rows of a table": lambda target: int4_rows(
         mx.zeros((3,), mx.int32), quantized(37, 96, 4, 32)[0], 2.0, target=target
     ),
@@ -113,6 +162,7 @@ LAUNCHES = {
         8, (16, 512, 64, 128, 128), 200, 256, 128, None, tail=128, dtype=HALF
     ).run,
     **{f"heads {case}": case.run for case in HEAD_CASES[3:6]},
+    **{f"rotated {case}": case.run for case in ROTATED_CASES},
 }
 
 
@@ -140,4 +190,3 @@ def test_a_body_that_mixes_types_does_not_compile(headers: Path) -> None:
     assert broken != sources[0]
     with pytest.raises(AssertionError, match="more than one operator"):
         compile_source(broken, headers)
-    **{f"rotated {case}": case.run for case in ROTATED_CASES},

@@ -9,8 +9,8 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
-    AttentionLayer,
     AttendLatents,
+    AttentionLayer,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -64,10 +64,10 @@ class ReferenceKernels:
     ) -> Attend | None:
         return None
 
-    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         return None
 
-    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
         return None
 
     def projected_residual(

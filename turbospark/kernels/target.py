@@ -30,13 +30,13 @@ Rotate = Callable[[mx.array, mx.array | None, mx.array | None, Any, Phase], mx.a
 """q [T, Hq * D], k and v [T, Hkv * D] or None, cache -> rotated q [T, Hq, D]; k, v rows cached."""
 Attend = Callable[[mx.array, Any, Phase], mx.array]
 """q [T, Hq, D] whose own rows are already in the cache -> [T, Hq * D]."""
-AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
-"""q [T, H * (N + R)], row [T, L + R], cache, which takes the rows -> [T, H * V]; None where no body
-serves, and then the cache has not moved."""
 RotateAttend = Callable[
     [mx.array, mx.array | None, mx.array | None, mx.array | None, Any, Phase], mx.array
 ]
 """q, k and v as `Rotate` takes them, the gate if any, cache -> [T, Hq * D]."""
+AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
+"""q [T, H * (N + R)], row [T, L + R], cache, which takes the rows -> [T, H * V]; None where no body
+serves, and then the cache has not moved."""
 AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
 FinishLayer = Callable[[mx.array, mx.array, Phase], mx.array | None]
@@ -180,12 +180,12 @@ class KernelSet(Protocol):
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
         ...
 
-    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
-        """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
-        ...
-
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         """`head_norm_rope`, `attend` and the gate's sigmoid as one unit."""
+        ...
+
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+        """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
         ...
 
     def projected_residual(

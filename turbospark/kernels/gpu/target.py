@@ -21,8 +21,8 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
-    AttentionLayer,
     AttendLatents,
+    AttentionLayer,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -32,9 +32,17 @@ from turbospark.kernels.target import (
     Project,
     Rotate,
     RotateAttend,
+    RunBlock,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
+from turbospark.kernels.weights import (
+    Activation,
+    DeltaWeights,
+    ExpertBlock,
+    ExpertWeights,
+    Norm,
+    Weight,
+)
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
@@ -130,9 +138,15 @@ class GpuKernels:
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
-        if "routed_experts" not in self._enabled or norm is None:
+        if "routed_experts" not in self._enabled:
             return None
         return self._experts.bind(norm, experts)
+
+    def expert_block(self, block: ExpertBlock) -> RunBlock | None:
+        """A router, experts, a shared one and the stream they advance, for a few rows."""
+        if "routed_experts" not in self._enabled:
+            return None
+        return self._experts.bind_block(block)
 
     def normed_projections(
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]

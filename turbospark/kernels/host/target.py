@@ -15,8 +15,8 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
-    AttentionLayer,
     AttendLatents,
+    AttentionLayer,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -26,9 +26,17 @@ from turbospark.kernels.target import (
     Project,
     Rotate,
     RotateAttend,
+    RunBlock,
     Transform,
 )
-from turbospark.kernels.weights import Activation, DeltaWeights, ExpertWeights, Norm, Weight
+from turbospark.kernels.weights import (
+    Activation,
+    DeltaWeights,
+    ExpertBlock,
+    ExpertWeights,
+    Norm,
+    Weight,
+)
 from turbospark.settings import KernelPolicy
 
 
@@ -76,10 +84,10 @@ class HostKernels:
     ) -> Attend | None:
         return Attention(self._host, heads, scale, window, sinks)
 
-    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
+    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         return None
 
-    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
+    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
         return None
 
     def projected_residual(
@@ -123,6 +131,9 @@ class HostKernels:
         if not all(is_supported(weight, dimensions=3) for weight in weights):
             return None
         return ExpertMix(self._host, self._products, norm, experts)
+
+    def expert_block(self, block: ExpertBlock) -> RunBlock | None:
+        return None
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
