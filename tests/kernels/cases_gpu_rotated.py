@@ -7,9 +7,9 @@ import numpy as np
 from kernels.matrices import rows
 
 from turbospark.kernels.gpu.attention_decode import attention_step
-from turbospark.kernels.gpu.head_norm_rope import HeadUnit, head_norm_rope
+from turbospark.kernels.gpu.head_norm_rope import head_norm_rope
 from turbospark.kernels.gpu.kernel import GpuTarget
-from turbospark.kernels.gpu.rotated_attention import HeadInputs, rotated_attention
+from turbospark.kernels.gpu.rotated_attention import HeadInputs, RotatedLayer, rotated_attention
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import AttentionLayer, HeadGeometry
@@ -49,23 +49,19 @@ class RotatedCase:
         marks += ["" if self.has_kv else "alone", str(self.dtype).replace("mlx.core.", "")]
         return "-".join([sizes, *filter(None, marks)])
 
-    @property
-    def unit(self) -> HeadUnit:
-        norms = [
+    def layer(self, *, bundled: bool = False) -> RotatedLayer:
+        q_norm, k_norm, v_norm = (
             None if kind == "-" else Norm(
                 None if kind == "p" else 1 + rows(1, self.D, seed=i)[0].astype(self.dtype) / 4,
                 0.01 + 0.03 * i,
             )
             for i, kind in enumerate(self.norms)
-        ]  # fmt: skip
-        q_norm, k_norm, v_norm = norms
+        )  # fmt: skip
         rope = self.rope or Rope.build("default", 1e4, self.D)
-        heads = HeadGeometry(*self.heads, self.D)
-        return HeadUnit.build(heads, rope, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
-
-    def layer(self, unit: HeadUnit) -> AttentionLayer:
         scores = 2 + rows(1, self.heads[0], seed=9)[0] if self.sinks else None
-        return AttentionLayer(unit.heads, unit.rope, unit.norms, SCALE, self.window, scores)
+        heads, norms = HeadGeometry(*self.heads, self.D), (q_norm, k_norm, v_norm)
+        layer = AttentionLayer(heads, rope, norms, SCALE, self.window, scores)
+        return RotatedLayer.build(layer, bundled=bundled)
 
     def inputs(self) -> HeadInputs:
         """Slices of one stacked projection."""
@@ -102,20 +98,18 @@ class RotatedCase:
         lengths = mx.array([self.boundary, self.start], mx.int32)
         return StepRows(sealed if self.sealed else tail, tail, lengths)
 
-    def run(self, target: GpuTarget) -> tuple[mx.array, RowBlock | None]:
-        unit = self.unit
-        return rotated_attention(
-            self.inputs(), self.step_rows(), self.layer(unit), unit, target=target
-        )
+    def run(self, target: GpuTarget, *, bundled: bool = False) -> tuple[mx.array, RowBlock | None]:
+        layer = self.layer(bundled=bundled)
+        return rotated_attention(self.inputs(), self.step_rows(), layer, target=target)
 
     def apart(self, target: GpuTarget) -> tuple[mx.array, RowBlock | None]:
         """The same by one body after the other."""
-        x, unit, given = self.inputs(), self.unit, self.step_rows()
-        y, tail = head_norm_rope(x.q, x.k, x.v, given, unit, target=target)
+        x, given, rotated = self.inputs(), self.step_rows(), self.layer()
+        y, tail = head_norm_rope(x.q, x.k, x.v, given, rotated.unit, target=target)
         if tail is not None:
             is_all = given.sealed is given.tail
             given = StepRows(tail if is_all else given.sealed, tail, given.lengths)
-        layer = self.layer(unit)
+        layer = rotated.layer
         out = attention_step(
             y, given, layer.scale, layer.window, layer.sinks, x.gate, target=target
         )

@@ -55,7 +55,7 @@ def held(case: RotatedCase, tail: RowBlock) -> list[mx.array]:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_one_launch_gives_the_bits_of_two(case: RotatedCase, target: str) -> None:
     gpu = on(target)
-    (y, tail), (wanted, wanted_tail) = case.run(gpu), case.apart(gpu)
+    (y, tail), (wanted, wanted_tail) = case.run(gpu, bundled=case.T < 4), case.apart(gpu)
     assert mx.array_equal(y, wanted)
     assert (tail is None) == (wanted_tail is None) == (not case.has_kv)
     if tail is not None and wanted_tail is not None:
@@ -69,7 +69,7 @@ def test_it_is_what_operations_make_of_it(case: RotatedCase, target: str) -> Non
     y, _ = case.run(on(target))
     x, rows = case.inputs(), case.step_rows()
     wide = HeadInputs(*(None if a is None else mx.contiguous(a) for a in (x.q, x.k, x.v)))
-    q, k, v = head_norm_rope_reference(wide.q, wide.k, wide.v, case.start, case.unit)
+    q, k, v = head_norm_rope_reference(wide.q, wide.k, wide.v, case.start, case.layer().unit)
     tail, sealed = rows.tail, rows.sealed
     if k is not None and v is not None:
         at = mx.array([case.start - case.boundary])
@@ -80,7 +80,7 @@ def test_it_is_what_operations_make_of_it(case: RotatedCase, target: str) -> Non
             )
         )
         sealed = tail if rows.sealed is rows.tail else sealed
-    layer = case.layer(case.unit)
+    layer = case.layer().layer
     finite = [
         RowBlock(*(mx.where(mx.isnan(a), 0, a) for a in (block.k, block.v)))
         for block in (sealed, tail)
@@ -103,13 +103,13 @@ def test_it_is_what_operations_make_of_it(case: RotatedCase, target: str) -> Non
 @pytest.mark.parametrize("target", GPUS)
 @pytest.mark.parametrize("case", [CASES[3], CASES[5], CASES[7], CASES[9]], ids=str)
 def test_a_row_does_not_depend_on_its_neighbours(case: RotatedCase, target: str) -> None:
-    gpu, unit = on(target), case.unit
+    gpu, layer = on(target), case.layer()
     together, block = case.run(gpu)
     assert block is not None
     x, rows = case.inputs(), case.step_rows()
     for t in range(case.T):
         own = (None if a is None else a[t : t + 1] for a in (x.q, x.k, x.v, x.gate))
-        y, tail = rotated_attention(HeadInputs(*own), rows, case.layer(unit), unit, target=gpu)
+        y, tail = rotated_attention(HeadInputs(*own), rows, layer, target=gpu)
         assert mx.array_equal(y, together[t : t + 1])
         assert tail is not None
         sealed = tail if rows.sealed is rows.tail else rows.sealed
@@ -122,13 +122,11 @@ def test_a_row_does_not_depend_on_its_neighbours(case: RotatedCase, target: str)
 @pytest.mark.parametrize("gate", ["", "full"])
 def test_a_text_that_outgrows_one_chunk_sees_the_same_bits(gate: str, target: str) -> None:
     case = RotatedCase(3, (4, 2), 64, 101, 0, gate=gate, dtype=BF16)
-    rows, gpu, unit = case.step_rows(), on(target), case.unit
+    rows, gpu, layer = case.step_rows(), on(target), case.layer()
     more = RowBlock(*(mx.zeros((2, 512, 64), BF16) for _ in range(2)))
     launches: list[str] = []
     found = [
-        rotated_attention(
-            case.inputs(), step, case.layer(unit), unit, target=counted(gpu, launches)
-        )[0]
+        rotated_attention(case.inputs(), step, layer, target=counted(gpu, launches))[0]
         for step in (rows, rows._replace(sealed=more))
     ]
     assert mx.array_equal(*found)
@@ -170,7 +168,7 @@ def test_a_unit_takes_one_launch_in_a_step(disabled: str) -> None:
         assert int(cache.offset) == 40
     np.testing.assert_allclose(np.array(found[0]), np.array(found[1]), atol=1e-5)
     wanted = {
-        "": ["rotated_partials"],
+        "": ["rotated_partials_gated"],
         "rotated_attention": ["head_norm_rope", "attention_partials"],
         "attention_decode": ["head_norm_rope"],
     }
@@ -201,7 +199,6 @@ MUTATIONS = [
     ("start - boundary - first)", "start - boundary - first - 1)"),
     ("row != turned_row", "turned_row < 0"),
     (BARRIER, "const float score_factor"),
-    ("i / SHARE * static_cast<int>(gate_strides[0])", "0"),
     ("splits - 1 - depth", "splits - depth"),
 ]
 
@@ -210,7 +207,7 @@ MUTATIONS = [
 def test_a_planted_mutation_is_caught(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step's rows straddle two chunks, in some of which queries fill two tiles."""
     cuts = [Chunks(128, 0), Chunks(512, 0)]
-    case = RotatedCase(6, (4, 2), 32, 126, 96, sealed=96, norms="w--", gate="full")
+    case = RotatedCase(6, (4, 2), 32, 126, 96, sealed=96, norms="w--")
     cases = [case, replace(case, sealed=0, boundary=0, start=100)]
     target = mutated("rotated_partials", old, new)
     changed = []
@@ -231,18 +228,33 @@ def test_a_planted_mutation_is_caught(old: str, new: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        ("i / SHARE * static_cast<int>(gate_strides[0])", "0"),
+        ("GATE_STEP == 1 ? 0 : n % D", "0"),
+        ("head * GATE_STEP", "head * D"),
+    ],
+)
+def test_a_mutation_of_the_gate_is_caught(old: str, new: str) -> None:
+    case = replace(CASES[5], T=2, gate="wide")
+    wanted, _ = case.run(EMULATION)
+    found, _ = case.run(mutated("rotated_partials_gated", old, new))
+    assert not mx.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
         ("if (step + KEYS > start) {", "if (step > start) {"),
         ("item / 8 % 2", "0"),
         ("item % 8 * 4", "item % 4 * 4"),
         ("own_numbers + (M + own) * D", "own_numbers + own * D"),
-        ("GATE_STEP == 1 ? 0 : n % D", "0"),
+        ("joined[n], 0.0f) * row_share[n / D]", "joined[n], 0.0f)"),
         ("first_query == 0 && position >= chunk", "position >= chunk"),
     ],
 )
 def test_a_mutation_of_the_tensor_body_is_caught(old: str, new: str) -> None:
     cases = [
         RotatedCase(8, (10, 2), 64, 125, 96, sealed=96, dtype=BF16),
-        RotatedCase(8, (10, 2), 64, 100, 0, dtype=BF16, gate="full"),
+        RotatedCase(8, (10, 2), 64, 100, 0, dtype=BF16),
     ]
     target = tensor_emulation()
 
@@ -271,6 +283,6 @@ def test_what_has_no_body_is_refused() -> None:
         replace(case, T=9).run(EMULATION)
     with pytest.raises(ShapeError, match="has no body"):
         replace(case, heads=(2, 1), D=512).run(EMULATION)
-    unit, inputs = case.unit, replace(case.inputs(), gate=mx.zeros((case.T, 3)))
+    inputs = replace(case.inputs(), gate=mx.zeros((case.T, 3)))
     with pytest.raises(ShapeError, match="do not take gates"):
-        rotated_attention(inputs, case.step_rows(), case.layer(unit), unit, target=EMULATION)
+        rotated_attention(inputs, case.step_rows(), case.layer(), target=EMULATION)

@@ -186,10 +186,11 @@ def plan(
         "FIRST": cut.first,
         "WINDOW": window or 0,
     }
+    tail = rows.tail.k.shape[1]
     body = _tensor(heads, count, dtype) if tensor else _vector(heads, count, keys)
     kernel, threads, tiles, shape = body
     splits = _splits(cut, rows, count, window)
-    return Plan(heads, count, kernel, threads, tiles, splits, sizes, shape)
+    return Plan(heads, count, kernel, threads, tiles, splits, sizes, shape | {"TAIL": tail})
 
 
 def combine(

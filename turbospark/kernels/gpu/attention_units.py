@@ -6,11 +6,16 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.kernels.attention import attend_step_reference, gated_reference
-from turbospark.kernels.gpu import attention_decode, head_norm_rope, rotated_attention
+from turbospark.kernels.gpu import attention_decode, head_norm_rope
 from turbospark.kernels.gpu.attention_prefill import attention_prefill
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.kernel import GpuTarget
-from turbospark.kernels.gpu.rotated_attention import HeadInputs
+from turbospark.kernels.gpu.rotated_attention import (
+    HeadInputs,
+    RotatedLayer,
+    rotated_attention,
+    serves,
+)
 from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
 from turbospark.kernels.target import Attend, AttentionLayer, HeadGeometry, Rotate, RotateAttend
 from turbospark.protocols import Phase
@@ -67,9 +72,8 @@ def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend:
 
     Where none does, and in prefill, it is one unit after the other.
     """
-    q_norm, k_norm, v_norm = layer.norms
-    unit = HeadUnit.build(layer.heads, layer.rope, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
-    rotate = bind_heads(unit, target)
+    rotated = RotatedLayer.build(layer)
+    rotate = bind_heads(rotated.unit, target)
     from_target = target if attention_decode.takes(layer.heads) else None
 
     def run(
@@ -83,10 +87,8 @@ def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend:
         rows = cache.rows()
         if phase is Phase.DECODE and isinstance(rows, StepRows):
             inputs = HeadInputs(q, k, v, gate)
-            if rotated_attention.serves(inputs, rows, layer, unit, target):
-                y, tail = rotated_attention.rotated_attention(
-                    inputs, rows, layer, unit, target=target
-                )
+            if serves(inputs, rows, rotated, target):
+                y, tail = rotated_attention(inputs, rows, rotated, target=target)
                 if tail is not None:
                     cache.rebind(tail, q.shape[0])
                 return y

@@ -7,19 +7,21 @@ and `attention_step` give one after the other, which serve where no body of this
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.gpu import attention_decode, head_norm_rope, trial
 from turbospark.kernels.gpu import attention_geometry as geometry
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.target import AttentionLayer
 
 _CACHE = ("sealed_k", "sealed_v", "tail_k", "tail_v")
-_LAST = ("frequencies", "lengths", "numbers", "sinks", "gate")
+_LAST = ("frequencies", "lengths", "numbers", "sinks")
 _COPY_ROWS = 16  # of the tail, a threadgroup
 _OWN_BYTES = 16 << 10  # of a threadgroup's memory, for the step's own rows
 _SHARED_BYTES = 48 << 10  # of a threadgroup of tensor cores
@@ -47,21 +49,43 @@ class HeadInputs:
         return [x for x in (self.q, self.k, self.v) if x is not None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class RotatedLayer:
+    """A layer's part in it.
+
+    Attributes:
+        layer: scale, window and sinks.
+        unit: norms and embedding of its heads.
+        numbers: eps of each norm, the factors of cosines and sines and of scores.
+        bundle: what does not change, for one argument of a launch; None for one each.
+    """
+
+    layer: AttentionLayer
+    unit: HeadUnit
+    numbers: mx.array
+    bundle: Bundle | None
+
+    @classmethod
+    def build(cls, layer: AttentionLayer, *, bundled: bool = True) -> Self:
+        """Put together what launches take."""
+        q_norm, k_norm, v_norm = layer.norms
+        unit = HeadUnit.build(layer.heads, layer.rope, q_norm=q_norm, k_norm=k_norm, v_norm=v_norm)
+        eps = [0.0 if norm is None else norm.eps for norm in layer.norms]
+        numbers = constant((*eps, layer.rope.magnitude, layer.scale))
+        fixed = [*_weights(unit), unit.frequencies, numbers]
+        fixed += [] if layer.sinks is None else [layer.sinks]
+        return cls(layer, unit, numbers, Bundle.of((), fixed) if bundled else None)
+
+
 def rotated_attention(
-    inputs: HeadInputs,
-    rows: StepRows,
-    layer: AttentionLayer,
-    unit: HeadUnit,
-    *,
-    target: GpuTarget,
+    inputs: HeadInputs, rows: StepRows, rotated: RotatedLayer, *, target: GpuTarget
 ) -> tuple[mx.array, RowBlock | None]:
     """Norm and rotate a step's heads, write its rows behind the tail's, attend to all of them.
 
     Args:
         inputs: of 1 to 8 rows, row i at position rows.lengths[1] + i.
         rows: what the step reads; the tail has room for T rows more.
-        layer: scale, window and sinks.
-        unit: norms and embedding of its heads.
+        rotated: the layer.
         target: where.
 
     Returns:
@@ -70,23 +94,24 @@ def rotated_attention(
     Raises:
         ShapeError: shapes do not fit, or no body takes them: see `takes`.
     """
-    q, gate, heads = inputs.q, inputs.gate, unit.heads
+    q, gate, unit, sinks = inputs.q, inputs.gate, rotated.unit, rotated.layer.sinks
+    heads, T, dtype, writes = unit.heads, q.shape[0], q.dtype, inputs.k is not None
     head_norm_rope.check(q, inputs.k, inputs.v, rows, unit)
-    attention_decode.check_sinks(layer.sinks, heads)
+    attention_decode.check_sinks(sinks, heads)
     if not takes(inputs, rows, unit, target):
         raise ShapeError(
             f"rotated_attention has no body for q {q.shape} {q.dtype} over rows "
             f"{rows.tail.k.shape} {rows.tail.k.dtype}; head_norm_rope and attention_step do"
         )
-    T, dtype, writes = q.shape[0], q.dtype, inputs.k is not None
-    step = attention_decode.plan(heads, T, dtype, rows, layer.window, target=target)
+    step = attention_decode.plan(heads, T, dtype, rows, rotated.layer.window, target=target)
     copies = -(-(rows.tail.k.shape[1] - T) // (_COPY_ROWS * step.tiles)) if writes else 0
     is_whole = step.splits == 1
+    given = inputs if is_whole else replace(inputs, gate=None)
     y_shape = (T, heads.num_heads * heads.head_dim) if is_whole else step.parts_shape
     y_dtype = dtype if is_whole else mx.float32
-    y, *new_tail = kernel_of(step.kernel, writes=writes)(
+    y, *new_tail = kernel_of(step.kernel, writes=writes, gated=given.gate is not None)(
         target,
-        _arrays(inputs if is_whole else replace(inputs, gate=None), rows, layer, unit),
+        _arrays(given, rows, rotated),
         template={
             **step.template,
             **head_norm_rope.rotation_template(q, unit),
@@ -96,8 +121,7 @@ def rotated_attention(
             "COPY_ROWS": _COPY_ROWS,
             "OWN": 2 * T if writes else 0,
             "IS_WHOLE": is_whole,
-            "HAS_SINKS": layer.sinks is not None,
-            "HAS_GATE": gate is not None and is_whole,
+            "HAS_SINKS": sinks is not None,
             "GATE_STEP": attention_decode.gate_step(gate, T, heads),
             "Y": y_dtype,
         },
@@ -107,9 +131,10 @@ def rotated_attention(
             (y_shape, y_dtype),
             *((x.shape, x.dtype) for x in (rows.tail.k, rows.tail.v) if writes),
         ],
+        bundle=rotated.bundle,
     )
     if not is_whole:
-        y = attention_decode.combine(y, rows, step, layer.sinks, gate, dtype, target=target)
+        y = attention_decode.combine(y, rows, step, sinks, gate, dtype, target=target)
     return y, RowBlock(*new_tail) if writes else None
 
 
@@ -129,94 +154,87 @@ def takes(inputs: HeadInputs, rows: StepRows, unit: HeadUnit, target: GpuTarget)
     )
 
 
-def serves(
-    inputs: HeadInputs,
-    rows: StepRows,
-    layer: AttentionLayer,
-    unit: HeadUnit,
-    target: GpuTarget,
-) -> bool:
+def serves(inputs: HeadInputs, rows: StepRows, rotated: RotatedLayer, target: GpuTarget) -> bool:
     """Whether a body takes these arrays and runs here; every size is tried once."""
+    unit, sinks, gate = rotated.unit, rotated.layer.sinks, inputs.gate
     if not takes(inputs, rows, unit, target):
         return False
-    gate, sinks = inputs.gate, layer.sinks
     key = (
         target,
         unit.heads,
-        (*((x.shape, x.dtype) for x in inputs.own),),
+        tuple((x.shape, x.dtype) for x in inputs.own),
         None if gate is None else (gate.shape, gate.dtype),
         None if sinks is None else sinks.dtype,
-        layer.window,
+        rotated.layer.window,
         (rows.tail.k.shape[1], rows.tail.k.dtype, rows.sealed is rows.tail),
         *head_norm_rope.rotation_template(inputs.q, unit).items(),
     )
     if key not in _verdicts:
-        _verdicts[key] = _runs(inputs, rows, layer, unit, target)
+        _verdicts[key] = _runs(inputs, rows, rotated, target)
     return _verdicts[key]
 
 
 _verdicts: dict[tuple[object, ...], bool] = {}
 
 
-def _runs(
-    inputs: HeadInputs,
-    rows: StepRows,
-    layer: AttentionLayer,
-    unit: HeadUnit,
-    target: GpuTarget,
-) -> bool:
+def _runs(inputs: HeadInputs, rows: StepRows, rotated: RotatedLayer, target: GpuTarget) -> bool:
+    def zeros(like: mx.array | None) -> mx.array | None:
+        return None if like is None else mx.zeros(like.shape, like.dtype)
+
     def launch() -> Sequence[mx.array]:
-        q, *kv = (mx.zeros(x.shape, x.dtype) for x in inputs.own)
-        k, v = kv or (None, None)
-        gate = None if inputs.gate is None else mx.zeros(inputs.gate.shape, inputs.gate.dtype)
-        tail, sealed = (
+        blocks = [
             RowBlock(mx.zeros(block.k.shape, block.k.dtype), mx.zeros(block.v.shape, block.v.dtype))
             for block in (rows.tail, rows.sealed)
-        )
-        is_all = rows.sealed is rows.tail
-        empty = StepRows(tail if is_all else sealed, tail, attention_decode.lengths_of(0, 0))
-        y, made = rotated_attention(HeadInputs(q, k, v, gate), empty, layer, unit, target=target)
+        ]
+        sealed = blocks[0] if rows.sealed is rows.tail else blocks[1]
+        empty = StepRows(sealed, blocks[0], attention_decode.lengths_of(0, 0))
+        q = mx.zeros(inputs.q.shape, inputs.q.dtype)
+        given = HeadInputs(q, *map(zeros, (inputs.k, inputs.v, inputs.gate)))
+        y, made = rotated_attention(given, empty, rotated, target=target)
         return [y] if made is None else [y, made.k, made.v]
 
-    heads = unit.heads
+    heads = rotated.unit.heads
     sizes = f"{inputs.q.shape[0]} rows of {heads.num_heads} heads of {heads.head_dim}"
     instead = "head_norm_rope and attention_decode do"
     return trial.runs("rotated_attention", sizes, launch, target, instead=instead)
 
 
-def _arrays(
-    inputs: HeadInputs, rows: StepRows, layer: AttentionLayer, unit: HeadUnit
-) -> list[mx.array]:
-    """In the order of the kernel's names; what is absent is stood in for."""
-    weights = [
+def _weights(unit: HeadUnit) -> list[mx.array]:
+    """Of the norms of queries and keys; what is absent is stood in for."""
+    return [
         unit.frequencies if norm is None or norm.weight is None else norm.weight
-        for norm in unit.norms[: 1 if inputs.k is None else 2]
+        for norm in unit.norms[:2]
     ]
-    eps = [0.0 if norm is None else norm.eps for norm in unit.norms]
+
+
+def _arrays(inputs: HeadInputs, rows: StepRows, rotated: RotatedLayer) -> list[mx.array]:
+    """In the order of the kernel's names."""
+    unit, sinks = rotated.unit, rotated.layer.sinks
     return [
         *inputs.own,
         *(rows.sealed.k, rows.sealed.v, rows.tail.k, rows.tail.v),
-        *weights,
+        *_weights(unit)[: 1 if inputs.k is None else 2],
         unit.frequencies,
         rows.lengths,
-        constant((*eps, unit.rope.magnitude, layer.scale)),
-        rows.lengths if layer.sinks is None else layer.sinks,
-        rows.lengths if inputs.gate is None else inputs.gate,
+        rotated.numbers,
+        rows.lengths if sinks is None else sinks,
+        *([] if inputs.gate is None else [inputs.gate]),
     ]
 
 
 @functools.cache
-def kernel_of(plain: Kernel, *, writes: bool) -> Kernel:
-    """A body of attention that rotates, and writes rows if so."""
+def kernel_of(plain: Kernel, *, writes: bool, gated: bool = False) -> Kernel:
+    """A body of attention that rotates; it writes rows if so, and takes a gate if so."""
     own = ("query_rows", "key_rows", "value_rows") if writes else ("query_rows",)
     weights = ("q_weight", "k_weight") if writes else ("q_weight",)
+    name = plain.name.replace("attention", "rotated")
     return replace(
         plain,
-        name=plain.name.replace("attention", "rotated") + ("" if writes else "_alone"),
-        inputs=(*own, *_CACHE, *weights, *_LAST),
+        name=name + ("" if writes else "_alone") + ("_gated" if gated else ""),
+        inputs=(*own, *_CACHE, *weights, *_LAST, *(["gate"] if gated else [])),
         outputs=("y", "new_k", "new_v") if writes else ("y",),
         takes_strides=True,
         body=plain.name,
-        macros=("ROTATES", "WRITES") if writes else ("ROTATES",),
+        macros=("ROTATES", *(["WRITES"] if writes else []), *(["GATED"] if gated else [])),
         helpers=("heads.h", *plain.helpers),
     )

@@ -16,7 +16,7 @@
 // its own, with the same bits. With WRITES so do keys and values, which those threadgroups whose
 // chunk they lie in read from threadgroup memory; the first tile of queries writes them into the new
 // tail, and the last COPIES of grid z copy COPY_ROWS of its old rows each, a tile. numbers: as
-// head_norm_rope's, then the factor of the scores.
+// head_norm_rope's, then the factor of the scores. With GATED the gate is as attention_combine's.
 SHARED float block_weight[SIMDGROUPS * 32 * QUERIES];
 SHARED float joined[QUERIES * D];
 SHARED float group_top[SIMDGROUPS * QUERIES];
@@ -46,7 +46,7 @@ const int low = metal::max(begin, chunk);
 const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST));
 
 #ifdef WRITES
-const int tail_from = kv_head * static_cast<int>(tail_k_shape[1]);
+const int tail_from = kv_head * TAIL;
 if (depth >= splits) {
   const int width = 16 / static_cast<int>(sizeof(KV));
   const int tile = static_cast<int>(threadgroup_position_in_grid.y) % TILES;
@@ -66,7 +66,7 @@ if (low < high) {
   const int sealed_capacity = sealed_k_shape[1];
   const int low_slot = low % sealed_capacity - low;
   const int sealed_head = kv_head * sealed_capacity;
-  const int tail_head = kv_head * tail_k_shape[1] - boundary;
+  const int tail_head = kv_head * TAIL - boundary;
 
 #ifdef ROTATES
   const int items = high > start ? QUERIES + OWN : QUERIES;
@@ -324,13 +324,11 @@ if (low < high) {
       const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
       if (IS_WHOLE) {
         float value = metal::fma(query_weight[n / D], joined[n], 0.0f) * query_share[n / D];
-#ifdef ROTATES
-        if (HAS_GATE) {
-          const int row = i / SHARE * static_cast<int>(gate_strides[0]);
-          const int head = kv_head * SHARE + i % SHARE;
-          const int at = row + head * GATE_STEP + (GATE_STEP == 1 ? 0 : n % D);
-          value = gated(value, static_cast<float>(gate[at]));
-        }
+#ifdef GATED
+        const int row = i / SHARE * static_cast<int>(gate_strides[0]);
+        const int head = kv_head * SHARE + i % SHARE;
+        const int at = row + head * GATE_STEP + (GATE_STEP == 1 ? 0 : n % D);
+        value = gated(value, static_cast<float>(gate[at]));
 #endif
         y[place * D + n % D] = static_cast<Y>(value);
       } else {

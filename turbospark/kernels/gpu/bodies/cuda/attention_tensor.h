@@ -50,7 +50,7 @@ const int low = metal::max(begin, chunk);
 const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST));
 
 #ifdef WRITES
-const int tail_from = kv_head * static_cast<int>(tail_k_shape[1]);
+const int tail_from = kv_head * TAIL;
 if (depth >= splits) {
   const int width = 16 / static_cast<int>(sizeof(T));
   const int tile = static_cast<int>(threadgroup_position_in_grid.y) % TILES;
@@ -69,7 +69,7 @@ if (low < high) {
   const int sealed_capacity = sealed_k_shape[1];
   const int low_slot = low % sealed_capacity - low;
   const int sealed_head = kv_head * sealed_capacity;
-  const int tail_head = kv_head * tail_k_shape[1] - boundary;
+  const int tail_head = kv_head * TAIL - boundary;
   const int dim_group = warp % DIM_GROUPS;
   const int key_group = warp / DIM_GROUPS;
   const int first_column = dim_group * DIMS + lane_row * WIDTH;
@@ -370,13 +370,11 @@ if (low < high) {
                 const float value = sum[tile][c][x];
                 if (IS_WHOLE) {
                   float weighted = metal::fma(row_weight[row], value, 0.0f) * row_share[row];
-#ifdef ROTATES
-                  if (HAS_GATE) {
-                    const int from = i / SHARE * static_cast<int>(gate_strides[0]);
-                    const int head = kv_head * SHARE + i % SHARE;
-                    const int at = from + head * GATE_STEP + (GATE_STEP == 1 ? 0 : column + c);
-                    weighted = gated(weighted, static_cast<float>(gate[at]));
-                  }
+#ifdef GATED
+                  const int from = i / SHARE * static_cast<int>(gate_strides[0]);
+                  const int head = kv_head * SHARE + i % SHARE;
+                  const int at = from + head * GATE_STEP + (GATE_STEP == 1 ? 0 : column + c);
+                  weighted = gated(weighted, static_cast<float>(gate[at]));
 #endif
                   y[place * D + column + c] = static_cast<Y>(weighted);
                 } else {
@@ -400,13 +398,11 @@ if (low < high) {
         const int place = (split * M + i / SHARE) * HEADS + kv_head * SHARE + i % SHARE;
         if (IS_WHOLE) {
           float value = metal::fma(row_weight[n / D], joined[n], 0.0f) * row_share[n / D];
-#ifdef ROTATES
-          if (HAS_GATE) {
-            const int from = i / SHARE * static_cast<int>(gate_strides[0]);
-            const int head = kv_head * SHARE + i % SHARE;
-            const int at = from + head * GATE_STEP + (GATE_STEP == 1 ? 0 : n % D);
-            value = gated(value, static_cast<float>(gate[at]));
-          }
+#ifdef GATED
+          const int from = i / SHARE * static_cast<int>(gate_strides[0]);
+          const int head = kv_head * SHARE + i % SHARE;
+          const int at = from + head * GATE_STEP + (GATE_STEP == 1 ? 0 : n % D);
+          value = gated(value, static_cast<float>(gate[at]));
 #endif
           y[place * D + n % D] = static_cast<Y>(value);
         } else {
