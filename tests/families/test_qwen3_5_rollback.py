@@ -1,4 +1,4 @@
-"""A verify of qwen3_5 cut short: state and tail as if nothing had been drafted, bit for bit."""
+"""A verify cut short: recurrent states as if nothing had been drafted, bit for bit."""
 
 import functools
 
@@ -71,7 +71,7 @@ class Run:
 @pytest.mark.parametrize("kernels", sorted(KERNELS))
 @pytest.mark.parametrize("weights", [float_weights, int4_weights])
 @pytest.mark.parametrize("keep", range(1, DRAFTED + 1))
-@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe", "qwen4_exp", "qwen4_exp_tied"])
 def test_state_and_tail_are_those_of_never_having_drafted(name, keep, weights, kernels):
     run = Run(name, kernels, keep, weights)
     retain(run.caches, run.point, keep, run.out.row_inputs)
