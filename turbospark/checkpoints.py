@@ -20,7 +20,7 @@ def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> 
 
     Args:
         path_or_repo: as for `load`.
-        options: context, sessions, quantize, revision and dequantize.
+        options: context, sessions; quantize, revision, dequantize and draft as for `load`.
 
     Returns:
         the numbers; its `repr` shows the arithmetic and the verdict.
@@ -29,7 +29,7 @@ def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> 
         OptionError: an option is unknown (the nearest is named) or out of range.
         SourceError: no checkpoint is there.
     """
-    known = ("context", "sessions", "quantize", "revision", "dequantize")
+    known = ("context", "sessions", "quantize", "revision", "dequantize", "draft")
     for name, value in options.items():
         if name not in known:
             raise unknown_option(name, known)

@@ -4,6 +4,7 @@ import huggingface_hub
 import mlx.core as mx
 import numpy as np
 import pytest
+from loading.drafter_files import write_blocks, write_qwen
 from loading.files import (
     LLAMA,
     gguf_tensors,
@@ -17,11 +18,13 @@ from loading.files import (
 from turbospark.errors import CheckpointError, OptionError, SourceError
 from turbospark.loading import plan as plans
 from turbospark.loading.build import load_model
+from turbospark.loading.drafters import load_drafter
 from turbospark.loading.install import parameter_slots, parts_of
 from turbospark.loading.plan import Plan, plan, session_bytes
 from turbospark.nn.linear import Matrix
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
+from turbospark.testing import write_tiny_checkpoint
 
 
 def loaded_bytes(path, **options):
@@ -159,3 +162,66 @@ def test_a_context_beyond_reason_is_refused_at_once(tmp_path):
 def test_unknown_quantization_is_refused(tmp_path):
     with pytest.raises(OptionError, match="int9"):
         plan(write_folder(tmp_path / "a"), quantize="int9")
+
+
+LOST = "mtp.fc.weight"
+
+
+def drafter_bytes(folder, draft, **options):
+    """What a drafter holds once it is loaded: weights, and the rows of one session."""
+    loaded = load_model(folder, policy=KernelPolicy(kernels="reference"), **options)
+    drafter = load_drafter(draft, loaded, **options)
+    module = next(
+        getattr(drafter, name) for name in ("head", "module", "model") if hasattr(drafter, name)
+    )
+    arrays = [
+        part
+        for slot in parameter_slots(module).values()
+        for part in parts_of(
+            slot.module.value if isinstance(slot.module, Matrix) and slot.is_matrix
+            else getattr(slot.module, slot.attribute)
+        )
+    ]  # fmt: skip
+    caches = drafter.new_state(70).caches
+    return sum(array.nbytes for array in arrays), session_bytes(caches, 70)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8-g32"])
+def test_the_checkpoint_s_own_head_is_counted(tmp_path, quantize):
+    folder = write_qwen(tmp_path / "a")
+    planned = plan(folder, 70, 3, quantize=quantize)
+    alone = plan(folder, 70, 3, quantize=quantize, draft="off")
+    weights, rows = drafter_bytes(folder, "auto", quantize=quantize)
+    assert (planned.drafter_bytes, planned.drafter_session_bytes) == (weights, rows)
+    assert planned.total_bytes - alone.total_bytes == weights + 3 * rows
+    assert planned.weight_bytes == alone.weight_bytes
+    assert "drafter " in repr(planned)
+    assert "of it the drafter's" in repr(planned)
+    assert "drafter" not in repr(alone)
+    assert plan(folder, 70, draft="ngram").drafter_bytes == 0
+    assert plan(folder, 70, draft="mtp").drafter_bytes == plan(folder, 70).drafter_bytes
+
+
+def test_a_drafter_of_its_own_files_is_counted(tmp_path):
+    folder = write_qwen(tmp_path / "a")
+    blocks = write_blocks(tmp_path / "blocks")
+    planned = plan(folder, 70, draft=blocks)
+    assert (planned.drafter_bytes, planned.drafter_session_bytes) == drafter_bytes(folder, blocks)
+    target, small = write_tiny_checkpoint(tmp_path / "b"), tmp_path / "small"
+    write_tiny_checkpoint(small, num_hidden_layers=1)
+    planned = plan(target, 70, draft=small)
+    assert planned.drafter_bytes == plan(small, 70).weight_bytes
+    assert (planned.drafter_bytes, planned.drafter_session_bytes) == drafter_bytes(target, small)
+
+
+def test_a_drafter_that_is_not_there_is_refused_as_loading_does(tmp_path):
+    folder = write_folder(tmp_path / "a")
+    assert plan(folder, 70).drafter_bytes == 0
+    lacking = write_qwen(tmp_path / "b", change=lambda name, value: None if name == LOST else value)
+    assert plan(lacking, 70).drafter_bytes == 0  # which loading logs
+    with pytest.raises(CheckpointError, match="fc"):
+        plan(lacking, 70, draft="mtp")
+    with pytest.raises(OptionError, match="draft='mtp' cannot be had: no model of the family"):
+        plan(folder, 70, draft="mtp")
+    with pytest.raises(SourceError, match="no such file"):
+        plan(folder, 70, draft="./nowhere")

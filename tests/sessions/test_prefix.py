@@ -167,8 +167,11 @@ def test_a_match_is_shallow_if_more_would_be_taken_back_than_shared(
 
 @pytest.mark.parametrize(
     ("prompt", "prompt_end", "shallow"),
-    [([0, 1, 2], 3, False), ([0, 1, 9], 3, True), ([0, 1], 3, True), ([0, 1, 2], 5, True)],
-)
+    [
+        ([0, 1, 2], 3, False), ([0, 1, 9], 3, True), ([0, 1], 3, True), ([0, 1, 2], 5, True),
+        ([*range(10)], 10, False),
+    ],
+)  # fmt: skip
 def test_the_last_prompt_sent_again_is_not_shallow(
     prompt: list[int], prompt_end: int, shallow: bool
 ) -> None:

@@ -17,7 +17,11 @@ def plan(arguments: argparse.Namespace, console: Console) -> None:
     """Say what a model needs and whether it fits."""
     wanted = _options(arguments, "quantize", "revision", "dequantize")
     found = plan_memory(
-        arguments.model, context=arguments.context, sessions=arguments.sessions, **wanted
+        arguments.model,
+        context=arguments.context,
+        sessions=arguments.sessions,
+        draft=arguments.draft,
+        **wanted,
     )
     _show(found, arguments, console)
 

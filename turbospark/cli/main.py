@@ -222,6 +222,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{what} (default: {default})",
         )
+    parser.add_argument(
+        "--draft", default="auto", metavar="D", help="as for generate (default: auto)"
+    )
     add_flags(parser, LoadConfig)
 
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 from turbospark.errors import CheckpointError, ConfigError
 from turbospark.loading import config as configs
 from turbospark.loading.checkpoint import has_no_weights, read_checkpoint
-from turbospark.loading.drafters import drafter_refusals
+from turbospark.loading.drafter_modules import drafter_refusals
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_weights import architecture, gguf_config

@@ -5,7 +5,7 @@ quantizing, changing the float type) works on them, so sizes come from the loadi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +42,7 @@ class Outline:
         file_bytes: bytes of the tensors in the files.
         num_tensors: tensors in the files.
         left_bytes: bytes of tables that stay in the files.
+        arrays: stand-ins of a folder's tensors by the names they are stored under.
     """
 
     path: str
@@ -51,6 +52,7 @@ class Outline:
     file_bytes: int
     num_tensors: int
     left_bytes: int = 0
+    arrays: Mapping[str, mx.array] = field(default_factory=dict[str, mx.array])
 
     @property
     def causal(self) -> CausalModel:
@@ -63,15 +65,25 @@ class Outline:
         Raises:
             CheckpointError: the tensors are not those of the model.
         """
-        slots = parameter_slots(self.model)
-        check_fit(slots, self.weights, self.path)
-        sizes = {
-            name: handled(slot, name, self.weights[name], handling).nbytes
-            for name, slot in slots.items()
-        }
+        sizes = held_sizes(self.model, self.weights, self.path, handling)
         shares = expert_shares(self.model)
         active = sum(size * shares.get(name, 1.0) for name, size in sizes.items())
         return sum(sizes.values()), round(active)
+
+
+def held_sizes(
+    model: nn.Module, weights: Mapping[str, Weight], where: str, handling: Handling
+) -> dict[str, int]:
+    """Bytes of every parameter of a model once it is loaded, by its name.
+
+    Raises:
+        CheckpointError: the tensors are not those of the model.
+    """
+    slots = parameter_slots(model)
+    check_fit(slots, weights, where)
+    return {
+        name: handled(slot, name, weights[name], handling).nbytes for name, slot in slots.items()
+    }
 
 
 def outline(source: Source, dequantize: bool = False) -> Outline:
@@ -109,7 +121,7 @@ def _outline(name: str, path: Path, arrays: Mapping[str, mx.array], file_bytes: 
     read = {key: array for key, array in arrays.items() if key not in left}
     weights = sanitized(model, read, configs.quantization(config, path), path)
     left_bytes = sum(arrays[key].nbytes for key in left)
-    return Outline(name, model, config, weights, file_bytes, len(arrays), left_bytes)
+    return Outline(name, model, config, weights, file_bytes, len(arrays), left_bytes, arrays)
 
 
 def _gguf_outline(file: GGUFFile, dequantize: bool) -> Outline:

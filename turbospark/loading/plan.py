@@ -10,16 +10,18 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.caches.base import RowCache
-from turbospark.errors import OptionError
+from turbospark.errors import CheckpointError, OptionError
 from turbospark.kernels.device import on_cpu
+from turbospark.loading.drafter_modules import find_drafter
 from turbospark.loading.install import Handling
-from turbospark.loading.outline import Outline, hub_outline, outline
+from turbospark.loading.outline import Outline, held_sizes, hub_outline, outline
 from turbospark.loading.quantize import parse_quantize
-from turbospark.loading.source import as_hub_id, resolve_source
+from turbospark.loading.source import Source, as_hub_id, resolve_source
 from turbospark.nn.latent import LatentAttention
 from turbospark.nn.moe import RoutedExperts
 from turbospark.nn.unit import units_of
 from turbospark.settings import PLAN_CONTEXT, PLAN_SESSIONS
+from turbospark.speculation.model import ModelDrafter
 
 RING_SLACK = 128
 CHUNK_ON_CPU = 256
@@ -39,6 +41,8 @@ class Plan:
         weight_bytes: bytes of the weights once loaded; exact.
         active_bytes: those of them that one token needs: of routed experts, the few it is sent to.
         left_bytes: bytes of tables that stay in the files, of which a token reads a few rows.
+        drafter_bytes: bytes of a drafter's weights once loaded; exact.
+        drafter_session_bytes: bytes of its caches in one session of `context` tokens; exact.
         context: tokens of a session.
         sessions: sessions kept.
         session_bytes: bytes of one session's caches at `context` tokens; exact.
@@ -60,16 +64,19 @@ class Plan:
     state_bytes: int = 0
     active_bytes: int = 0
     left_bytes: int = 0
+    drafter_bytes: int = 0
+    drafter_session_bytes: int = 0
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of all sessions' caches."""
-        return self.sessions * self.session_bytes
+        """Bytes of all sessions' caches, the drafter's among them."""
+        return self.sessions * (self.session_bytes + self.drafter_session_bytes)
 
     @property
     def total_bytes(self) -> int:
-        """Weights, caches and working memory."""
-        return self.weight_bytes + self.cache_bytes + self.working_bytes
+        """Weights, the drafter's too, caches and working memory."""
+        weights = self.weight_bytes + self.drafter_bytes
+        return weights + self.cache_bytes + self.working_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -87,7 +94,7 @@ class Plan:
                 f"{megabytes(self.free_bytes)} free memory stay free"
             )
         short = self.total_bytes - self.free_bytes
-        room = self.free_bytes - self.weight_bytes - self.working_bytes
+        room = self.free_bytes - (self.total_bytes - self.cache_bytes)
         if room <= 0 or not self.cache_bytes:
             way = "a smaller quantization or more memory is needed"
         else:
@@ -106,7 +113,9 @@ class Plan:
         rows = [
             ("weights", self.weight_bytes, f"{self.num_tensors} tensors, "
              f"{megabytes(self.file_bytes)} on disk" + self._left_note() + self._active_note()),
-            ("caches", self.cache_bytes, f"{self.sessions} x {megabytes(self.session_bytes)}, a "
+            *([("drafter", self.drafter_bytes, "its weights")] if self.drafter_bytes else []),
+            ("caches", self.cache_bytes,
+             f"{self.sessions} x {megabytes(self.session_bytes + self.drafter_session_bytes)}, a "
              f"session of {self.context} tokens" + self._state_note()),
             ("working", self.working_bytes, "one prefill chunk and the logits, estimated"),
             ("total", self.total_bytes, self.verdict),
@@ -125,9 +134,8 @@ class Plan:
         return f", {megabytes(self.active_bytes)} of them for one token"
 
     def _state_note(self) -> str:
-        if not self.state_bytes:
-            return ""
-        return f", {megabytes(self.state_bytes)} of it recurrent state"
+        parts = (self.state_bytes, "recurrent state"), (self.drafter_session_bytes, "the drafter's")
+        return "".join(f", {megabytes(size)} of it {name}" for size, name in parts if size)
 
 
 def plan(
@@ -138,6 +146,7 @@ def plan(
     quantize: str | None = None,
     revision: str | None = None,
     dequantize: bool = False,
+    draft: str | os.PathLike[str] = "auto",
 ) -> Plan:
     """Work out the memory a model needs; weights are neither downloaded nor read.
 
@@ -148,9 +157,11 @@ def plan(
         quantize: as for `load`.
         revision: branch, tag or commit on the Hub.
         dequantize: as for `load`.
+        draft: as for `load`.
 
     Raises:
-        OptionError: the context is beyond `LONGEST_CONTEXT`, or `quantize` is unknown.
+        OptionError: the context is beyond `LONGEST_CONTEXT`, `quantize` is unknown, or there is
+            no such drafter.
         SourceError: no checkpoint is there.
         ConfigError: its configuration is damaged or not implemented.
         CheckpointError: its headers are damaged or not those of the configuration.
@@ -164,7 +175,9 @@ def plan(
         else outline(resolve_source(path_or_repo, revision=revision), dequantize)
     )
     caches = shape.causal.make_caches(context, RING_SLACK)
-    held, active = shape.held_bytes(Handling(on_cpu(), wish))
+    handling = Handling(on_cpu(), wish)
+    held, active = shape.held_bytes(handling)
+    drafter, drafter_rows = _drafter_bytes(draft, shape, handling, context)
     return Plan(
         source=shape.path,
         model_type=str(shape.config.get("model_type", "")),
@@ -179,7 +192,34 @@ def plan(
         working_bytes=_working_bytes(shape, context),
         free_bytes=free_bytes(),
         state_bytes=state_bytes(caches),
+        drafter_bytes=drafter,
+        drafter_session_bytes=drafter_rows,
     )
+
+
+def _drafter_bytes(
+    draft: str | os.PathLike[str], shape: Outline, handling: Handling, context: int
+) -> tuple[int, int]:
+    """Bytes of a drafter's weights, and of its caches in one session."""
+    if draft in {"off", "ngram"}:
+        return 0, 0
+    place = Path(shape.path)
+    found = find_drafter(draft, shape.config, shape.causal, place, arrays=shape.arrays)
+    if isinstance(found, str):
+        return 0, 0
+    if isinstance(found, Source):
+        other = outline(found)
+        held = other.held_bytes(handling)[0]
+        drafter = ModelDrafter(other.causal, shape.causal.vocab_size)
+    else:
+        try:
+            held = sum(held_sizes(found.module, found.weights(), found.where, handling).values())
+        except CheckpointError:
+            if draft == "auto":  # loading goes without it
+                return 0, 0
+            raise
+        drafter = found.drafter()
+    return held, session_bytes(drafter.new_state(context).caches, context)
 
 
 def check_context(context: int) -> None:

@@ -87,7 +87,7 @@ def is_shallow(candidate: Candidate, prompt: Sequence[int]) -> bool:
     """
     shared = candidate.fed.common_prefix(prompt)
     last = candidate.prompt_end - 1
-    if shared == last == len(prompt) - 1 and candidate.fed[last] == prompt[last]:
+    if shared == last == len(prompt) - 1 and candidate.fed[last : last + 1] == [prompt[last]]:
         return False
     return candidate.position - shared > shared
 
