@@ -16,7 +16,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from turbospark.errors import ConfigError, UnsupportedError
-from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Norm
@@ -33,7 +32,7 @@ from turbospark.nn.config import (
     read_config,
 )
 from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
-from turbospark.nn.linear import Embedding, Linear, RMSNorm
+from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.rope import read_rope
@@ -113,18 +112,6 @@ class MuseGlimmerConfig:
         return tuple((count - 1 - i) % PERIOD == 0 for i in range(count))
 
 
-class NormedEmbedding(TokenEmbedding):
-    """Rows of a table, normed without weights."""
-
-    def __init__(self, table: Embedding, eps: float) -> None:
-        super().__init__(table)
-        self._norm = Norm(None, eps)
-
-    def __call__(self, tokens: mx.array) -> mx.array:
-        """Look up tokens [T] int32: [T, C]."""
-        return rms_norm_reference(super().__call__(tokens), self._norm)
-
-
 class MuseGlimmerAttention(nn.Module):
     def __init__(
         self,
@@ -189,7 +176,7 @@ class MuseGlimmerModel(CausalLM):
         super().__init__(
             config,
             decoder,
-            NormedEmbedding(decoder.embed_tokens, config.rms_norm_eps),
+            TokenEmbedding(decoder.embed_tokens, norm=Norm(None, config.rms_norm_eps)),
             softcap=config.final_logit_softcapping,
             factor=config.output_multiplier,
         )

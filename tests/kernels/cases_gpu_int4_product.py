@@ -83,4 +83,5 @@ CASES = [
     ProductCase(7, (41,), 1152, 64, WIDE, BRAIN, residual=True, bias=(0,)),
     ProductCase(8, (29,), 1088, 64, BRAIN, BRAIN, residual=True),
     ProductCase(1, (131,), 384, 64, BRAIN, BRAIN, norm="norm", softcap=2.5, out=WIDE),
+    ProductCase(3, (31, 31), 448, 64, WIDE, WIDE, norm="norm", activation="gelu_erf", bias=(0,)),
 ]

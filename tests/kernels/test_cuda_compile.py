@@ -15,8 +15,8 @@ from kernels.cases_gpu_experts import ExpertCase
 from kernels.cases_gpu_heads import CASES as HEAD_CASES
 from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
-from kernels.cases_gpu_rotated import CASES as ROTATED_CASES
 from kernels.cases_gpu_latent import LatentCase
+from kernels.cases_gpu_rotated import CASES as ROTATED_CASES
 from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
 
@@ -87,6 +87,7 @@ LAUNCHES = {
     "a pair": product(IN_PAIR, vector_product),
     "three weights on tensor cores": product(IN_THREE, int4_mma),
     "a pair on tensor cores": product(IN_PAIR, int4_mma),
+    "a pair and gelu on tensor cores": product(replace(IN_PAIR, activation="gelu_erf"), int4_mma),
     "wide rows on tensor cores": product(IN_WIDE_ROWS, int4_mma),
     "three weights in a bundle": bundled(IN_THREE, int4_mma),
     "odd groups on tensor cores": product(CASES[2], int4_mma),

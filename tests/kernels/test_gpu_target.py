@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from golden.fixtures import build_model, feed, int4_weights, load_golden
 from kernels.cases_gpu import EMULATION, TARGETS, emulated, resolve
-from kernels.matrices import quantized, rows
+from kernels.matrices import quantized, relative_error, rows
 from metal_emu import require_emulator
 
 from turbospark.caches.ring import RingCache
@@ -175,3 +175,37 @@ def test_the_description_names_the_bodies() -> None:
 def test_a_cpu_refuses_what_only_a_gpu_can_do(policy: KernelPolicy, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         choose_kernels(policy)
+
+
+@pytest.mark.parametrize(("phase", "count"), [(Phase.DECODE, 3), (Phase.DECODE, 9)])
+def test_a_small_dense_weight_and_its_norm_are_one_launch(phase: Phase, count: int) -> None:
+    launched: list[str] = []
+    norm, weight, bias = Norm(rows(1, 96)[0], 1e-2), rows(5, 96, seed=2), rows(1, 5, seed=3)[0]
+    project = GpuKernels(counting(launched), KernelPolicy()).normed_projections(
+        norm, [weight], [bias]
+    )
+    assert project is not None
+    x = rows(count, 96, seed=4)
+    (found,) = project(x, phase)
+    assert launched == (["experts_scores"] if count <= 8 else ["rms_norm"])
+    wanted = mx.fast.rms_norm(x, norm.weight, norm.eps) @ weight.T + bias
+    assert relative_error(found, np.array(wanted)) < 1e-5
+
+
+def test_rows_of_a_table_are_normed_and_residuals_added_without_operations_between() -> None:
+    launched: list[str] = []
+    kernels, norm = GpuKernels(counting(launched), KernelPolicy()), Norm(None, 1e-2)
+    table, tokens = quantized(7, 64, 4, 32)[0], mx.array([5, 0, 3], mx.int32)
+    embed, plain = kernels.embedding(table, 0.5, norm), kernels.embedding(table, 0.5)
+    added = kernels.projected_residual(quantized(64, 64, 4, 32)[0], None, norm)
+    assert embed is not None
+    assert plain is not None
+    assert added is not None
+    h = embed(tokens)
+    wanted = mx.fast.rms_norm(plain(tokens), None, norm.eps)
+    assert relative_error(h, np.array(wanted)) < 1e-5
+    launched.clear()
+    y = added(h, 3 * h, Phase.DECODE)
+    assert launched == ["int4_gemv_1", "rms_norm"]
+    nothing = added(h, mx.zeros(h.shape), Phase.DECODE)
+    assert relative_error(y, np.array(nothing + 3 * h)) < 1e-5

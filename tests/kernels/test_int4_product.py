@@ -1,6 +1,8 @@
+import math
 from dataclasses import replace
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from kernels.cases_gpu import TARGETS, mutated, resolve
 from kernels.cases_gpu_int4_product import CASES, TOLERANCE, ProductCase
@@ -10,7 +12,9 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.gpu import int4_mma
 from turbospark.kernels.gpu.int4_gemv import vector_product
 from turbospark.kernels.gpu.int4_mma import Geometry, choose_geometry
+from turbospark.kernels.gpu.int4_product import Int4Product
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.weights import QuantizedWeight
 
 TENSOR_CASES = [case.in_groups_of_64() for case in CASES]
 
@@ -104,6 +108,28 @@ def test_a_planted_mistake_is_caught(case: ProductCase, old: str, new: str) -> N
         return
     wrong = error(got, composed(case))
     assert not wrong < TOLERANCE[case.dtype]
+
+
+def gelu_error(target: GpuTarget | None) -> float:
+    """Largest relative error of what a pair makes of gates from -12 to 12."""
+    x = np.linspace(-12, 12, 523).astype(np.float32)
+    codes, scales = mx.zeros((523, 8), mx.uint32), mx.zeros((523, 1))
+    nothing = QuantizedWeight(codes, scales, None, 4, 64, zero=8)
+    product = Int4Product((nothing,) * 2, (mx.array(x), mx.ones(523)), activation="gelu_erf")
+    (y,) = vector_product(product, mx.zeros((1, 64)), None, target)
+    wide = x.astype(np.float64)
+    exact = wide * [math.erfc(-value / math.sqrt(2)) / 2 for value in wide]
+    return float(np.max(np.abs(np.array(y[0]) - exact)[exact != 0] / np.abs(exact[exact != 0])))
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_gelu_is_exact_far_into_its_tail(target: str) -> None:
+    assert gelu_error(resolve(target)) < 1e-5
+
+
+def test_the_tanh_form_is_not_taken_for_gelu() -> None:
+    target = mutated("int4_gemv_pair", "activate<ACTIVATION>(value)", "activate<2>(value)")
+    assert not gelu_error(target) < 1e-2
 
 
 def test_weights_of_different_layouts_are_refused() -> None:

@@ -41,7 +41,7 @@ class ReferenceKernels:
     def describe(self) -> str:
         return f"reference: MLX operations on {mx.default_device()}"
 
-    def embedding(self, weight: Weight, scale: float) -> Embed | None:
+    def embedding(self, weight: Weight, scale: float, norm: Norm | None = None) -> Embed | None:
         return None
 
     def normed_projections(

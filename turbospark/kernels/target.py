@@ -153,8 +153,8 @@ class KernelSet(Protocol):
         """One line for humans: target, instruction set, threads, activations."""
         ...
 
-    def embedding(self, weight: Weight, scale: float) -> Embed | None:
-        """Rows of a table, times `scale`."""
+    def embedding(self, weight: Weight, scale: float, norm: Norm | None = None) -> Embed | None:
+        """Rows of a table, times `scale`, normed if there is a norm."""
         ...
 
     def normed_projections(

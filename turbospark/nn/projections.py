@@ -18,14 +18,14 @@ from turbospark.protocols import Phase
 
 
 class TokenEmbedding(Unit):
-    """Rows of a table, times `scale`."""
+    """Rows of a table, times `scale`, normed where a family has a norm for them."""
 
-    def __init__(self, table: Embedding, scale: float = 1.0) -> None:
-        self._table, self._scale = table, scale
+    def __init__(self, table: Embedding, scale: float = 1.0, norm: Norm | None = None) -> None:
+        self._table, self._scale, self._norm = table, scale, norm
         self._run: Embed | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        self._run = kernels.embedding(self._table.value, self._scale)
+        self._run = kernels.embedding(self._table.value, self._scale, self._norm)
         self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, tokens: mx.array) -> mx.array:
@@ -33,7 +33,8 @@ class TokenEmbedding(Unit):
         return self._run(tokens) if self._run else self.reference(tokens)
 
     def reference(self, tokens: mx.array) -> mx.array:
-        return embedding_reference(tokens, self._table.value, self._scale)
+        rows = embedding_reference(tokens, self._table.value, self._scale)
+        return rms_norm_reference(rows, self._norm)
 
 
 class NormedProjections(Unit):

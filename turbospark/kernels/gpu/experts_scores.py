@@ -64,16 +64,18 @@ def experts_scores(
     router: Weight,
     bias: mx.array | None = None,
     *,
+    dtype: mx.Dtype = mx.float32,
     target: GpuTarget,
     simdgroups: int = _SIMDGROUPS,
 ) -> mx.array:
-    """Scores [M, N] float32: router @ norm(x) + bias.
+    """Scores [M, N]: router @ norm(x) + bias.
 
     Args:
         x: [M, K], 1 to 8 rows.
         norm: of x, or None.
         router: [N, K], what `takes_router` accepts.
         bias: [N], or None.
+        dtype: of the result.
         target: where.
         simdgroups: of a threadgroup; they order no sum.
 
@@ -102,8 +104,9 @@ def experts_scores(
             "biases": ("scales" if is_quantized else "numbers") if biases is None else biases,
             "bias": "numbers" if bias is None else bias,
         },
-        {"scores": ((x.shape[0], N), mx.float32)},
+        {"scores": ((x.shape[0], N), dtype)},
         template={
+            "S": dtype,
             "N": N,
             "K": K,
             "GROUP": router.group_size if is_quantized else 32,

@@ -21,7 +21,12 @@ FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 Template = dict[str, mx.Dtype | int | bool]
 
-ACTIVATIONS: dict[Activation | None, int] = {None: 0, "silu": 1, "gelu_tanh": 2}
+ACTIVATIONS: dict[Activation | None, int] = {
+    None: 0,
+    "silu": 1,
+    "gelu_tanh": 2,
+    "gelu_erf": 3,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,5 +1,6 @@
 """Products with weights as units need them: fused bodies first, MLX's operations last."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import mlx.core as mx
 
 from turbospark.kernels.gpu import int4_mma, rms_norm
 from turbospark.kernels.gpu.bundle import Bundle
+from turbospark.kernels.gpu.experts_scores import experts_scores, takes_router
 from turbospark.kernels.gpu.int4_chain import (
     COUNTERS,
     Int4Chain,
@@ -36,6 +38,8 @@ Fused = Callable[[mx.array, mx.array | None, Phase], list[mx.array] | None]
 
 DENSE_ROWS = {"cuda": 256}
 """Rows of a prefill from which a dense product with the dequantized weight is faster."""
+MOST_SCORES = 512
+"""Columns of a weight that is not in 4 bits and yet has a body of its own."""
 
 _OWNERS = {"int4_mma": "cuda", "int4_gemv": ""}
 
@@ -64,11 +68,39 @@ class Products:
             return any(isinstance(w, QuantizedWeight) for w in weights)
         return bool(self._bodies) and any(map(takes, weights))
 
-    def normed(self, x: mx.array, norm: Norm | None) -> mx.array:
-        """Normalise rows, if there is a norm."""
+    def normed(self, x: mx.array, norm: Norm | None, residual: mx.array | None = None) -> mx.array:
+        """Normalise rows, if there is a norm, and add a residual, if there is one."""
         if norm is None or "rms_norm" not in self._enabled:
-            return rms_norm_reference(x, norm)
-        return rms_norm.rms_norm(x, norm, target=self._target)
+            y = rms_norm_reference(x, norm)
+            return y if residual is None else residual + y
+        return rms_norm.rms_norm(x, norm, residual, target=self._target)
+
+    def scores(
+        self, norm: Norm | None, weight: Weight, bias: mx.array | None
+    ) -> Callable[[mx.array], mx.array | None] | None:
+        """The norm and a product with a small weight that has no 4-bit body, of up to eight rows.
+
+        None where there is no body for it; the function returns None where it cannot run.
+        """
+        if (
+            "scores" not in self._enabled
+            or takes(weight)
+            or not takes_router(weight)
+            or weight.shape[0] > MOST_SCORES
+        ):
+            return None
+        target, (N, K) = self._target, weight.shape
+        dtype = weight.scales.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
+
+        def launch(x: mx.array) -> mx.array:
+            return experts_scores(x, norm, weight, bias, dtype=x.dtype, target=target)
+
+        @functools.cache
+        def can_run() -> bool:
+            zeros, sizes = mx.zeros((1, K), dtype), f"{N} columns of {K} values"
+            return runs("scores", sizes, lambda: launch(zeros), target)
+
+        return lambda x: launch(x) if can_run() else None
 
     def fused(
         self,

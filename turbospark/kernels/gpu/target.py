@@ -12,7 +12,7 @@ from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads, b
 from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
-from turbospark.kernels.gpu.int4_product import takes
+from turbospark.kernels.gpu.int4_product import MAX_ROWS, takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.latent import LatentUnit
@@ -56,6 +56,7 @@ BODIES = (
     "fused_head",
     "int4_chain",
     "dense_prefill",
+    "scores",
     "rms_norm",
     "head_norm_rope",
     "attention_decode",
@@ -100,13 +101,15 @@ class GpuKernels:
         bodies = ", ".join(self._enabled) or "no bodies"
         return f"{self.name}: {bodies}; MLX operations on {mx.default_device()} for the rest"
 
-    def embedding(self, weight: Weight, scale: float) -> Embed | None:
-        """Rows of a table, times `scale`."""
+    def embedding(self, weight: Weight, scale: float, norm: Norm | None = None) -> Embed | None:
+        """Rows of a table, times `scale`, normed if there is a norm."""
         if "int4_rows" not in self._enabled or not takes(weight):
             return None
+        products = self._products
 
         def run(tokens: mx.array) -> mx.array:
-            return int4_rows(tokens.astype(mx.int32), weight, scale, target=self._target)
+            rows = int4_rows(tokens.astype(mx.int32), weight, scale, target=self._target)
+            return products.normed(rows, norm)
 
         return run
 
@@ -157,8 +160,13 @@ class GpuKernels:
             return None
         fused = products.fused("fused_projections", weights, biases, norm=norm)
         singles = [products.single(w, bias) for w, bias in zip(weights, biases, strict=True)]
+        scores = products.scores(norm, weights[0], biases[0]) if len(weights) == 1 else None
 
         def run(x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
+            if scores is not None and phase is Phase.DECODE and x.shape[0] <= MAX_ROWS:
+                scored = scores(x)
+                if scored is not None:
+                    return (scored,)
             made = None if fused is None else fused(x, None, phase)
             if made is None:
                 y = products.normed(x, norm)
@@ -229,7 +237,7 @@ class GpuKernels:
         def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
             made = None if fused is None else fused(x, residual, phase)
             if made is None:
-                return residual + products.normed(single(x, phase), post_norm)
+                return products.normed(single(x, phase), post_norm, residual)
             return made[0]
 
         return run

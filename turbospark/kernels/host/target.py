@@ -12,6 +12,7 @@ from turbospark.kernels.host.experts import ExpertMix
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
 from turbospark.kernels.latent import LatentLayer
+from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
@@ -57,10 +58,11 @@ class HostKernels:
         host = self._host
         return f"host: {host.isa}, {host.threads} threads, activations {host.activations}"
 
-    def embedding(self, weight: Weight, scale: float) -> Embed | None:
+    def embedding(self, weight: Weight, scale: float, norm: Norm | None = None) -> Embed | None:
         if not is_supported(weight):
             return None
-        return EmbeddingRows(self._host, self._products, weight, scale)
+        rows = EmbeddingRows(self._host, self._products, weight, scale)
+        return rows if norm is None else lambda tokens: rms_norm_reference(rows(tokens), norm)
 
     def normed_projections(
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]

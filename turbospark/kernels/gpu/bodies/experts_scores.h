@@ -42,5 +42,6 @@ UNROLL for (int step = 0; step < (K + 255) / 256; step++) {
 const float mean = metal::fma(simd_sum(squares), 1.0f / static_cast<float>(K), numbers[0]);
 const float score = simd_sum(dot) * (NORM ? metal::precise::rsqrt(mean) : 1.0f);
 if (lane == 0 && column < N) {
-  scores[row * N + column] = HAS_BIAS ? score + static_cast<float>(bias[at]) : score;
+  const float result = HAS_BIAS ? score + static_cast<float>(bias[at]) : score;
+  scores[row * N + column] = static_cast<S>(result);
 }
