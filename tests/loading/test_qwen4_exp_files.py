@@ -6,7 +6,10 @@ import re
 import mlx.core as mx
 import numpy as np
 import pytest
+from golden.drafter_fixtures import load_drafter_golden
 from golden.fixtures import feed, int4_weights, load_golden
+from loading.drafter_files import converted as with_baked_norms
+from loading.drafter_files import write_head, write_qwen
 from loading.files import bfloat16, write_folder
 from mlx.utils import tree_flatten
 
@@ -16,11 +19,13 @@ from turbospark.kernels.weights import QuantizedWeight
 from turbospark.loading import tables
 from turbospark.loading.build import load_model
 from turbospark.loading.convert import convert
+from turbospark.loading.drafters import load_drafter
 from turbospark.loading.plan import plan
 from turbospark.nn.weights import split_rows
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
+HEAD = "qwen4_exp_mtp"
 REFERENCE = KernelPolicy(kernels="reference")
 TABLE = re.compile(r"(.+\.ple_embedding)\.ngram_embedding\.weight")
 PARTS = 4
@@ -285,3 +290,38 @@ def test_a_configuration_that_makes_no_sense_is_refused(golden, tmp_path, change
     folder = write_folder(tmp_path / "a", published(golden), golden.config | change)
     with pytest.raises(ConfigError, match=re.escape(says)):
         load_model(folder, policy=REFERENCE)
+
+
+def first_row(drafter):
+    """How far a head's rows are from torch's, given the trunk's streams."""
+    arrays = load_drafter_golden(HEAD).arrays
+    following = np.append(arrays["ids"][1:], arrays["anchor"]).astype(np.int32)
+    caches = drafter.head.make_caches(96)
+    y = drafter.head(mx.array(following), mx.array(arrays["hidden"]), caches, Phase.PREFILL)
+    return np.abs(np.array(y) - arrays["batch"]).max()
+
+
+@pytest.mark.parametrize("change", [lambda _, value: value, with_baked_norms])
+def test_the_head_beside_a_trunk_is_read(tmp_path, change):
+    target = load_model(write_qwen(tmp_path / "a", HEAD, change=change), policy=REFERENCE)
+    assert first_row(load_drafter("mtp", target)) < 2e-5
+
+
+@pytest.mark.parametrize("prefix", ["mtp.", ""])
+@pytest.mark.parametrize("baked", [False, True])
+def test_a_head_in_a_folder_of_its_own_is_read_whatever_its_norms_hold(tmp_path, prefix, baked):
+    target = load_model(write_qwen(tmp_path / "a", HEAD), policy=REFERENCE)
+    folder = write_head(tmp_path / "b", prefix=prefix, baked=baked, name=HEAD)
+    assert first_row(load_drafter(folder, target)) < 2e-5
+
+
+@pytest.mark.parametrize(
+    "lost", ["mtp.fc_hidden.weight", "mtp.layers.0.self_attn.indexer.q_layernorm.weight"]
+)
+def test_a_missing_tensor_of_a_head_is_named(tmp_path, lost):
+    def change(name, value):
+        return None if name == lost else value
+
+    target = load_model(write_qwen(tmp_path / "a", HEAD, change=change), policy=REFERENCE)
+    with pytest.raises(CheckpointError, match=re.escape(lost.removeprefix("mtp."))):
+        load_drafter("mtp", target)
