@@ -1,12 +1,13 @@
 """How fast is the attention side of a decode step on a GPU, and which geometry is best?
 
-    python benchmarks/gpu_attention.py [--seconds 85] [--only main,norms,heads,cuts,more]
+    python benchmarks/gpu_attention.py [--seconds 85] [--only joined,main,norms,heads,cuts,more]
 
 Needs an Apple or NVIDIA GPU. Calls form a compiled chain in which each waits for the one before;
 caches are rotated through more memory than a cache holds; a figure is the median of rounds in which
 ours and MLX's operations take turns. Bandwidth is of the keys and values, in per cent of a copy
-measured in the same run; `error` is the largest difference over MLX's largest number. It stops when
-its seconds are spent.
+measured in the same run; `error` is the largest difference over MLX's largest number. `joined` sets
+norms, rotation, cache rows, attention and gate as one unit against one after the other (`apart`),
+and against attention alone. It stops when its seconds are spent.
 """
 
 import argparse
@@ -25,9 +26,10 @@ from turbospark.kernels.gpu.attention_geometry import Chunks
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit, head_norm_rope
 from turbospark.kernels.gpu.kernel import GpuTarget, current_target
 from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.gpu.rotated_attention import HeadInputs, RotatedLayer, rotated_attention
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.rope import Rope
-from turbospark.kernels.target import HeadGeometry
+from turbospark.kernels.target import AttentionLayer, HeadGeometry
 from turbospark.kernels.weights import Norm
 
 DTYPE = mx.bfloat16
@@ -38,6 +40,8 @@ MAIN = [(128, 32, 8), (64, 32, 8), (256, 16, 4), (512, 16, 2), (128, 64, 8), (64
 MORE = [(256, 16, 2), (128, 8, 2), (512, 8, 4), (64, 64, 8), (256, 32, 8), (96, 32, 4)]
 LENGTHS = [32768, 2048, 16]
 ROWS = [1, 8, 4, 2]
+JOINED = [(128, 32, 8), (256, 16, 4), (64, 32, 8), (512, 16, 2), (512, 16, 1)]
+GATED = (256, 16, 4)  # as qwen3_5 has it
 
 Link = Sequence[mx.array]
 Call = Callable[[Link, int], Link]
@@ -77,7 +81,8 @@ def medians(chains: Sequence[Chain]) -> list[float]:
 def copy_tb_s() -> float:
     """Bytes read and written by a copy, in terabytes a second."""
     x = mx.zeros((256 << 20,), DTYPE)
-    chain = Chain(lambda link, _: [link[0] + 1], [x])
+    # Compiled, the additions of a chain would become one.
+    chain = Chain(lambda link, _: [link[0] + 1], [x], is_compiled=False)
     return 2 * x.nbytes / min(chain.microseconds() for _ in range(5)) / 1e6
 
 
@@ -120,6 +125,52 @@ class Bench:
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}  {cut}"
         self.line(what, us, rest[0] if rest else None, nbytes, difference(one, other))
 
+    def joined(self, shape: tuple[int, int, int], length: int, rows: int) -> None:
+        """One line: all between a layer's projections, as one unit and one after the other."""
+        D, Hq, Hkv = shape
+        caches = step_rows(Hkv, D, length, rows)
+        weight = mx.random.normal((D,)).astype(DTYPE)
+        q, k, v = (mx.random.normal((rows, H * D)).astype(DTYPE) for H in (Hq, Hkv, Hkv))
+        gate = mx.random.normal((rows, Hq * D)).astype(DTYPE) if shape == GATED else None
+        mx.eval(q, k, v, weight)
+        norm = Norm(weight, 1e-6)
+        rope = Rope.build("default", 1e6, D)
+        layer = AttentionLayer(HeadGeometry(Hq, Hkv, D), rope, (norm, norm, None), D**-0.5)
+        rotated = RotatedLayer.build(layer)
+
+        def whole(link: Link, call: int) -> Link:
+            inputs = HeadInputs(link[0], k, v, gate)
+            given = caches[call % len(caches)]
+            y, tail = rotated_attention(inputs, given, rotated, target=self.target)
+            assert tail is not None
+            return [y, tail.k, tail.v]
+
+        def apart(link: Link, call: int) -> Link:
+            given = caches[call % len(caches)]
+            heads, tail = head_norm_rope(link[0], k, v, given, rotated.unit, target=self.target)
+            assert tail is not None
+            sealed = tail if given.sealed is given.tail else given.sealed
+            step = StepRows(sealed, tail, given.lengths)
+            y = attention_step(heads, step, layer.scale, target=self.target)
+            return [y if gate is None else y * mx.sigmoid(gate), tail.k, tail.v]
+
+        def alone(link: Link, call: int) -> Link:
+            heads = mx.reshape(link[0], (rows, Hq, D))
+            y = attention_step(heads, caches[call % len(caches)], layer.scale, target=self.target)
+            return [y, *link[1:]]
+
+        start = [q, caches[0].tail.k, caches[0].tail.v]
+        error = difference(whole(start, 0)[0], apart(start, 0)[0])
+        us, apart_us, alone_us = medians([Chain(call, start) for call in (whole, apart, alone)])
+        nbytes = 4 * Hkv * D * length
+        share = nbytes / alone_us / 1e6 / self.copy * 100
+        what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}"
+        print(
+            f"{what:44s} joined {us:6.1f} us  apart {apart_us:6.1f} us {apart_us / us:5.2f}x  "
+            f"attention alone {alone_us:6.1f} us {share:4.0f} % of a copy  error {error:.1e}",
+            flush=True,
+        )
+
     def line(self, what: str, us: float, mlx_us: float | None, nbytes: int, error: float) -> None:
         tb_s = nbytes / us / 1e6
         ratio = "" if mlx_us is None else f"  MLX {mlx_us:7.1f} us {mlx_us / us:5.2f}x"
@@ -161,6 +212,14 @@ def whole_rows(rows: StepRows, length: int) -> list[mx.array]:
         parts = [tail[:, :held]] if rows.sealed is rows.tail else [sealed, tail[:, :held]]
         made.append(mx.contiguous(mx.concatenate(parts, axis=1))[None])
     return made
+
+
+def joined_figures(bench: Bench) -> Iterator[None]:
+    for length in reversed(LENGTHS):
+        for shape in JOINED:
+            yield bench.joined(shape, length, 1)
+    for length in reversed(LENGTHS):
+        yield bench.joined(JOINED[0], length, 8)
 
 
 def main_figures(bench: Bench) -> Iterator[None]:
@@ -303,6 +362,7 @@ def head_figures(bench: Bench) -> Iterator[None]:
 
 
 SUITES = {
+    "joined": joined_figures,
     "main": main_figures,
     "norms": norm_figures,
     "heads": head_figures,
