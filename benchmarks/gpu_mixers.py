@@ -1,6 +1,6 @@
 """How fast are delta nets and routed experts on a GPU, and which geometry is best?
 
-    python benchmarks/gpu_mixers.py [--seconds 80] [--only delta,scan,experts,sorted]
+    python benchmarks/gpu_mixers.py [--seconds 80] [--only delta,scan,blocks,cuts,sorted]
 
 Needs an Apple or NVIDIA GPU. Calls of a few rows form a compiled chain in which each waits for the
 one before; states and experts change from call to call, so that no cache holds them. Contenders
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import gpu_experts
 import mlx.core as mx
 
 from turbospark.kernels.delta_net import (
@@ -35,15 +36,7 @@ from turbospark.kernels.experts import (
 )
 from turbospark.kernels.gpu.delta_net import delta_net
 from turbospark.kernels.gpu.delta_scan import ScanGeometry, delta_scan, scan_geometry
-from turbospark.kernels.gpu.experts import (
-    experts_down,
-    experts_route,
-    experts_up,
-    mix_experts,
-)
-from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
 from turbospark.kernels.gpu.kernel import GpuTarget, current_target
-from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState
 from turbospark.kernels.weights import DeltaWeights, ExpertWeights, Norm, QuantizedWeight
 
@@ -51,7 +44,7 @@ DTYPE = mx.bfloat16
 CALLS, ROUNDS = 40, 5
 DELTA = {"4B, 35B-A3B": (16, 32), "27B": (16, 48)}
 HEAD_DIM = 128
-ROWS, LONG, SORTED = (1, 2, 4, 8), (512, 2048), (64, 512, 2048)
+ROWS, BLOCK_ROWS, LONG, SORTED = (1, 2, 4, 8), (1, 4, 8), (512, 2048), (64, 512, 2048)
 EXPERTS = {"35B-A3B": (256, 8, 512, 2048), "26B-A4B": (128, 8, 704, 2816)}  # E, k, I, C
 
 Call = Callable[[mx.array, int], mx.array]
@@ -218,73 +211,13 @@ class Bench:
         y, after = delta_scan(mx.depends(S, [link]), q, given, self.target, cut)
         return mx.depends(y, [after])
 
-    def experts(self) -> None:
-        """Few rows: three launches, together and apart."""
-        for name, (E, k, inner, C) in EXPERTS.items():
-            experts, norm = expert_weights(E, k, inner, C), Norm(mx.ones((C,), DTYPE), 1e-6)
-            one = sum(w.nbytes for w in quantized_of(experts)) // E
-            for M in ROWS:
-                if self.is_over():
-                    return
-                scores = [mx.random.normal((M, E)).astype(DTYPE) for _ in range(CALLS)]
-                h = mx.random.normal((M, C)).astype(DTYPE)
-                mx.eval(scores, h)
+    def blocks(self) -> None:
+        """Layers of experts of published shapes, and their launches."""
+        gpu_experts.blocks(self.target, self.is_over, BLOCK_ROWS)
 
-                ours = partial(self._mix, norm, experts, scores)
-                theirs = partial(mlx_mix, norm, experts, scores)
-                us, mlx_us = medians([chain(ours, h), chain(theirs, h)])
-                self.show(f"experts {name}, {M} rows", us, M * k * one, mlx_us)
-                self._parts(M, experts, scores, h, one * k * M)
-
-    def _mix(
-        self,
-        norm: Norm,
-        experts: ExpertWeights,
-        scores: Sequence[mx.array],
-        link: mx.array,
-        number: int,
-    ) -> mx.array:
-        return mix_experts(link, norm, scores[number], experts, None, target=self.target)
-
-    def _parts(
-        self,
-        M: int,
-        experts: ExpertWeights,
-        scores: Sequence[mx.array],
-        h: mx.array,
-        nbytes: int,
-    ) -> None:
-        made = [experts_route(s, experts.top_k, target=self.target) for s in scores]
-        mx.eval(made)
-
-        def route(link: mx.array, number: int) -> mx.array:
-            given = mx.depends(scores[number], [link])
-            return experts_route(given, experts.top_k, target=self.target)[1]
-
-        (us,) = medians([chain(route, mx.zeros((1,)))], 3)
-        self.show("  route", us)
-        hidden = mx.random.normal((M, experts.top_k, experts.gate.shape[1]))
-        for rows, simdgroups in ((1, 1), (1, 4), (1, 8), (2, 4), (2, 8), (4, 4)):
-            if self.is_over():
-                return
-            cut = ExpertGeometry(rows, simdgroups)
-
-            def up(link: mx.array, number: int, cut: ExpertGeometry = cut) -> mx.array:
-                given = mx.depends(h, [link])
-                return experts_up(
-                    given, None, made[number][0], experts, target=self.target, geometry=cut
-                )
-
-            def down(link: mx.array, number: int, cut: ExpertGeometry = cut) -> mx.array:
-                given = mx.depends(hidden, [link])
-                return experts_down(
-                    given, *made[number], experts, dtype=DTYPE, target=self.target, geometry=cut
-                )
-
-            start = mx.zeros((1,))
-            up_us, down_us = medians([chain(up, start), chain(down, start)], 3)
-            self.show(f"  up   rows {rows} simdgroups {simdgroups}", up_us, nbytes * 2 // 3)
-            self.show(f"  down rows {rows} simdgroups {simdgroups}", down_us, nbytes // 3)
+    def cuts(self) -> None:
+        """Geometries of the launches of experts."""
+        gpu_experts.cuts(self.target, self.is_over)
 
     def sorted(self) -> None:
         """Many rows: as they come, sorted by expert, sorted with dense matrices."""
@@ -314,17 +247,6 @@ class Bench:
 
                     (us,) = medians([chain(call, y, 2)], 3)
                     self.show(f"experts {name}, {T} rows {form}", us)
-
-
-def mlx_mix(
-    norm: Norm, experts: ExpertWeights, scores: Sequence[mx.array], link: mx.array, number: int
-) -> mx.array:
-    """Experts as mlx-lm runs them."""
-    y, k = rms_norm_reference(link, norm), experts.top_k
-    shares = mx.softmax(scores[number], axis=-1, precise=True)
-    ids = mx.argpartition(-shares, kth=k - 1, axis=-1)[:, :k]
-    weights = mx.take_along_axis(shares, ids, axis=-1)
-    return mix_experts_reference(y, ids, weights / weights.sum(axis=-1, keepdims=True), experts)
 
 
 def mix_dense(y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights) -> mx.array:
@@ -424,7 +346,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--only", default="scan,delta,experts,sorted", help="comma separated")
+    parser.add_argument("--only", default="scan,delta,blocks,sorted", help="comma separated")
     parser.add_argument("--seconds", type=float, default=80.0)
     arguments = parser.parse_args()
     target = current_target()
@@ -435,7 +357,8 @@ def main() -> None:
         {
             "delta": bench.delta,
             "scan": bench.scan,
-            "experts": bench.experts,
+            "blocks": bench.blocks,
+            "cuts": bench.cuts,
             "sorted": bench.sorted,
         }[part]()
     if bench.is_over():

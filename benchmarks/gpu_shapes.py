@@ -165,7 +165,10 @@ _PER_LAYER = ("layer_types", "layer_rope_theta")
 
 
 def shrunk(config: Mapping[str, Any], layers: int, vocab_size: int = 1024) -> dict[str, Any]:
-    """A shape cut to its first layers and a small vocabulary."""
+    """A shape cut to its first layers and its last, and to a small vocabulary.
+
+    The last one stays what it is: of some families it is never of the kind that slides.
+    """
     small = dict(config)
     if "text_config" in small:
         small["text_config"] = dict(small["text_config"])
@@ -174,5 +177,5 @@ def shrunk(config: Mapping[str, Any], layers: int, vocab_size: int = 1024) -> di
     text |= {"num_hidden_layers": layers, "vocab_size": vocab_size}
     for name in _PER_LAYER:
         if name in text:
-            text[name] = text[name][:layers]
+            text[name] = [*text[name][: layers - 1], text[name][-1]]
     return small

@@ -57,9 +57,9 @@ def models() -> Iterator[Any]:
             sys.modules.pop(name, None)
 
 
-def narrowed(shapes: Any, name: str) -> dict[str, Any]:
-    layers, sizes = SMALL[name]
-    config = shapes.shrunk(shapes.SHAPES[name], layers, vocab_size=300)
+def narrowed(shapes: Any, name: str, layers: int = 0) -> dict[str, Any]:
+    few, sizes = SMALL[name]
+    config = shapes.shrunk(shapes.SHAPES[name], layers or few, vocab_size=300)
     text = config.get("text_config", config)
     heads = 16 if text["num_attention_heads"] == text.get("num_key_value_heads") else 8
     text |= {"hidden_size": 256, "intermediate_size": 448, "num_attention_heads": heads} | sizes
@@ -85,6 +85,18 @@ def test_logits_of_both_engines_agree(models: Any, name: str) -> None:
     bound = mx.max(mx.abs(theirs)).item()
     assert bound > 0.05  # the arrays move the logits, and they stay finite
     assert mx.max(mx.abs(ours - theirs)).item() < 2e-4 * bound
+
+
+def test_a_cut_keeps_the_last_layer(models: Any) -> None:
+    module, shapes = models
+    layers, _ = SMALL["gemma4-26B-A4B"]
+    config = narrowed(shapes, "gemma4-26B-A4B", layers + 2)
+    assert config["text_config"]["layer_types"] == [
+        *["sliding_attention"] * 5, "full_attention", "sliding_attention", "full_attention",
+    ]  # fmt: skip
+    pair = module.build_pair(config)
+    assert pair.ours.num_layers == layers + 2
+    assert not any("layers.7.self_attn.v_proj" in path for path in pair.arrays)
 
 
 @pytest.mark.parametrize("name", ["gpt-oss-20B", "deepseek-v2-lite", "qwen3_5-35B-A3B"])

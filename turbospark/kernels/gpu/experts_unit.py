@@ -126,9 +126,8 @@ def block_of(block: ExpertBlock, target: GpuTarget) -> FewRows:
     experts, shared = block.experts, block.shared
     score = None if shared is None else shared.score
     router = joined_router(block.router, score)
-    close = _closing(block)
+    close, join = _closing(block), join_of(block)
     factor = resident(mx.ones((1,)) if block.factor is None else block.factor.astype(mx.float32))
-    join = APART if close else PLAIN if score is None else GATED
 
     def run(h: mx.array, residual: bool) -> mx.array:
         scores = experts_scores(h, block.router_norm, router, block.router_bias, target=target)
@@ -140,6 +139,13 @@ def block_of(block: ExpertBlock, target: GpuTarget) -> FewRows:
         return sums if close is None else experts_close(h, sums, close, factor, target=target)
 
     return run
+
+
+def join_of(block: ExpertBlock) -> int:
+    """How a shared expert joins the sum."""
+    if block.close_norm is not None:
+        return APART
+    return GATED if block.shared is not None and block.shared.score is not None else PLAIN
 
 
 def _closing(block: ExpertBlock) -> tuple[Norm, Norm, Norm] | None:

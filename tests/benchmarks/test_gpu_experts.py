@@ -1,0 +1,54 @@
+"""Layers of experts of every family that has them, in bodies, against mlx-lm's."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from benchmarks.test_gpu_models import BENCHMARKS, narrowed
+from kernels.cases_gpu import EMULATION
+from metal_emu import require_emulator
+
+from turbospark.kernels.gpu.target import GpuKernels
+from turbospark.nn.unit import bind_units
+from turbospark.protocols import Phase
+from turbospark.settings import KernelPolicy
+
+MODULES = ("gpu_experts", "gpu_models", "gpu_shapes")
+SHAPES = (
+    "qwen3_5-35B-A3B", "gemma4-26B-A4B", "qwen3-30B-A3B", "gpt-oss-20B", "deepseek-v2-lite",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[list[Any]]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield [importlib.import_module(name) for name in MODULES]
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in MODULES:
+            sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_layer_runs_in_bodies_and_agrees_with_mlx_lm(modules: list[Any], name: str) -> None:
+    require_emulator()
+    experts, models, shapes = modules
+    config = narrowed(shapes, name)
+    pair = models.build_pair(config, mx.float32)
+    bind_units(pair.ours, GpuKernels(EMULATION, KernelPolicy()))
+    layer = experts.layers_of(pair, config)[0]
+    h = mx.random.normal((3, 256), key=mx.random.key(5))
+    theirs = layer.theirs(h)
+    assert layer.unit._block is not None
+    assert layer.unit._block(h, True, Phase.DECODE) is not None
+    bound = 2e-4 * mx.abs(theirs).max().item()
+    for form in (layer.whole, layer.apart):
+        assert mx.abs(form(h) - theirs).max().item() < bound
+
+
+def test_every_shape_is_measured(modules: list[Any]) -> None:
+    assert set(modules[0].NAMES) == set(SHAPES)
