@@ -5,7 +5,7 @@ for why that never hangs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -40,6 +40,9 @@ KERNEL = Kernel(
     only="cuda",
     macros=("PARTS 1",),
     helpers=("parts.h", *HELPERS),
+)
+_IN_PAIRS = replace(
+    KERNEL, name="int4_chain_2", body="int4_chain", helpers=(*KERNEL.helpers, "cuda_two_blocks.h")
 )
 
 
@@ -157,7 +160,8 @@ def int4_chain(
     cut = geometry or choose_geometry(chain, M)
     tiles = (C + I) // 16 + C // (16 * cut.tall)
     blocks = min(tiles, MULTIPROCESSORS * cut.blocks)
-    y, _ = KERNEL(
+    kernel = KERNEL if cut.blocks == 1 else _IN_PAIRS
+    y, _ = kernel(
         target,
         _inputs(chain, x, residual, counters),
         template=_template(chain, x, cut),
