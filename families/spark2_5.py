@@ -32,6 +32,7 @@ from turbospark.nn.config import (
 from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
+from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.rope import read_rope
 from turbospark.nn.weights import rows_of, text_weights
@@ -88,8 +89,7 @@ class SparkAttention(nn.Module):
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
         (scores,) = self.score(h, phase)  # [T, Hq]
-        attended = self.attend(q, k, v, cache, phase, scores)  # [T, Hq * D]; k, v are cached
-        return self.output(attended, h, phase)  # [T, C]
+        return self.attend(q, k, v, cache, phase, scores)  # [T, Hq * D]; k, v are cached
 
 
 class SparkLayer(nn.Module):
@@ -101,9 +101,11 @@ class SparkLayer(nn.Module):
         self.mlp = MLP(
             C, config.intermediate_size, self.post_attention_layernorm, activation="gelu_erf"
         )
+        self.finish = ProjectedMLP(self.self_attn.output, self.mlp)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
-        return self.mlp(self.self_attn(h, cache, phase), phase)
+        attended = self.self_attn(h, cache, phase)  # [T, Hq * D]
+        return self.finish(attended, h, phase)  # [T, C]
 
 
 class SparkModel(CausalLM):

@@ -17,6 +17,7 @@ from turbospark.nn.latent_weights import latent_weights
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
+from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
 from turbospark.nn.weights import text_weights
 from turbospark.protocols import Phase
@@ -53,7 +54,7 @@ class DeepseekAttention(nn.Module):
         q, row = self.project(h, phase)  # [T, H * (N + R)] or [T, rank], [T, L + R]
         if self.widen is not None:
             (q,) = self.widen(q, phase)
-        return self.output(self.attend(q, row, cache, phase), h, phase)  # [T, C]
+        return self.attend(q, row, cache, phase)  # [T, H * V]
 
 
 class DeepseekExperts(nn.Module):
@@ -111,8 +112,11 @@ class DeepseekLayer(nn.Module):
                 bias=config.mlp_bias,
             )
 
+        self.finish = ProjectedMLP(self.self_attn.output, self.mlp)
+
     def __call__(self, h: mx.array, cache: LatentCache, phase: Phase) -> mx.array:
-        return self.mlp(self.self_attn(h, cache, phase), phase)
+        attended = self.self_attn(h, cache, phase)  # [T, H * V]
+        return self.finish(attended, h, phase)  # [T, C]
 
 
 class DeepseekModel(CausalLM):

@@ -45,7 +45,7 @@ def frequencies(model, layer):
 def test_the_activation_is_gelu_and_not_its_tanh_form():
     model = build_model(GOLDEN.config, float_weights(GOLDEN))
     for layer in model.model.layers:
-        layer.mlp.step._activation = "gelu_tanh"
+        layer.mlp.step.activation = "gelu_tanh"
     moved = GOLDEN.difference(feed(model, GOLDEN.tokens, [40]), "full")
     assert moved > 20 * GOLDEN.tolerance
 
@@ -95,17 +95,17 @@ def test_a_gate_is_one_number_a_head_and_a_sigmoid():
     assert distance(**replaced("g_proj.weight", np.zeros_like)) > 0.1
     model = tiny_model("spark2_5", num_hidden_layers=1)
     attention = model.model.layers[0].self_attn
-    attention.o_proj.assign(mx.eye(60)[:24])  # what the first heads attended to
     gates = np.array([0.0, 2.0, -1.0, 0.5, 1.0, 3.0], np.float32)
     attention.g_proj.assign(mx.array(np.repeat(gates[:, None], 24, axis=1) / 24))
     model.model.layers[0].input_layernorm.weight = mx.ones((24,))
     h = mx.ones((1, 24))
     cache = KVCache(2, 10, 64)
-    added = np.array(attention(h, cache, Phase.PREFILL) - h)[0]
+    attended = np.array(attention(h, cache, Phase.PREFILL))[0]  # [Hq * D]
     value = np.array(attention.v_proj.value).sum(axis=1)  # [Hkv * D], of a single row
     shares = 1 / (1 + np.exp(-gates))
-    np.testing.assert_allclose(added[:10], value[:10] * shares[0], rtol=1e-4)
-    np.testing.assert_allclose(added[10:20], value[:10] * shares[1], rtol=1e-4)
+    np.testing.assert_allclose(attended[:10], value[:10] * shares[0], rtol=1e-4)
+    np.testing.assert_allclose(attended[10:20], value[:10] * shares[1], rtol=1e-4)
+    np.testing.assert_allclose(attended[50:], value[10:] * shares[5], rtol=1e-4)
 
 
 def test_queries_keys_and_values_lie_in_this_order():
