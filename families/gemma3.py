@@ -31,9 +31,9 @@ from turbospark.nn.config import (
 from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.gguf import BLOCK_NAMES, Metadata, common_config
 from turbospark.nn.linear import Linear, RMSNorm
-from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual
 from turbospark.nn.rope import read_rope
+from turbospark.nn.sandwich import SandwichLayer
 from turbospark.nn.scaled_embedding import ScaledEmbedding
 from turbospark.nn.weights import text_weights
 from turbospark.protocols import Family, GGUFMapping, Phase
@@ -106,27 +106,16 @@ class Gemma3Attention(nn.Module):
         return self.output(attended, h, phase)  # [T, C]
 
 
-class Gemma3Layer(nn.Module):
+class Gemma3Layer(SandwichLayer):
     def __init__(self, config: Gemma3Config, rope: Rope, window: int | None) -> None:
-        super().__init__()
-        C, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(C, eps, offset=1.0)
-        self.post_attention_layernorm = RMSNorm(C, eps, offset=1.0)
-        self.pre_feedforward_layernorm = RMSNorm(C, eps, offset=1.0)
-        self.post_feedforward_layernorm = RMSNorm(C, eps, offset=1.0)
-        self.self_attn = Gemma3Attention(
-            config, rope, window, self.input_layernorm, self.post_attention_layernorm
-        )
-        self.mlp = MLP(
-            C,
+        super().__init__(
+            config.hidden_size,
             config.intermediate_size,
-            self.pre_feedforward_layernorm,
+            lambda norm, post: Gemma3Attention(config, rope, window, norm, post),
             activation=read_activation("hidden_activation", config.hidden_activation),
-            post_norm=self.post_feedforward_layernorm,
+            eps=config.rms_norm_eps,
+            post_eps=config.rms_norm_eps,
         )
-
-    def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
-        return self.mlp(self.self_attn(h, cache, phase), phase)
 
 
 class Gemma3Model(CausalLM):

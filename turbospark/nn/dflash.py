@@ -17,11 +17,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from turbospark.caches.base import RowCache
-from turbospark.caches.kv import KVCache
-from turbospark.caches.ring import RingCache
 from turbospark.kernels.kv_rows import newest_rows
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
+from turbospark.nn.decoder import layer_caches
 from turbospark.nn.dflash_config import DFlashConfig, check_trunk, read_dflash
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
 from turbospark.nn.mlp import MLP
@@ -259,12 +258,8 @@ class DFlash(nn.Module):
 
     def make_caches(self, max_context: int, slack: int) -> list[RowCache]:
         """Empty context rows of every layer, as far back as it sees."""
-        heads = self.config.heads
-        sizes = (heads.num_kv_heads, heads.head_dim, max_context)
-        return [
-            KVCache(*sizes) if reach is None else RingCache(*sizes, reach, slack)
-            for reach in self._reaches
-        ]
+        layers = [(self.config.heads, reach) for reach in self._reaches]
+        return [*layer_caches(layers, max_context, slack)]
 
     def sanitize(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Published names are the module's own."""

@@ -6,6 +6,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from turbospark.caches.parts import Parts, export_parts, split_parts
 from turbospark.errors import CheckpointError
 from turbospark.protocols import RollbackPoint
 from turbospark.sessions.checkpoints import Checkpoint
@@ -38,18 +39,20 @@ def export_session(session: Session, drafter: str) -> tuple[dict[str, Any], dict
         "pending": session.pending,
         "drafter": drafter,
     }
-    arrays = {"fed_ids": mx.array(np.array(session.fed_ids.ids, dtype=np.int32))}
-    for index, cache in enumerate(session.caches):
-        arrays |= _under(f"cache.{index}.", cache.export())
+    caches = {str(index): cache.export() for index, cache in enumerate(session.caches)}
+    parts: Parts = {"cache": export_parts(caches), "extra": session.extras}
     if session.drafter_state is not None:
-        arrays |= _under("drafter.", session.drafter_state.export())
-    arrays |= _under("extra.", session.extras)
+        parts["drafter"] = session.drafter_state.export()
     point = _last_prompt_end(session)
     if point is not None:
         values["prompt_end"] = point.position
-        for index, state in point.recurrent.items():
-            arrays |= {f"prompt_end.{index}.{place}": part for place, part in enumerate(state)}
-    return values, arrays
+        states = {
+            str(index): {str(place): part for place, part in enumerate(state)}
+            for index, state in point.recurrent.items()
+        }
+        parts["prompt_end"] = export_parts(states)
+    fed = mx.array(np.array(session.fed_ids.ids, dtype=np.int32))
+    return values, {"fed_ids": fed, **export_parts(parts)}
 
 
 def check_kinds(values: Mapping[str, Any], arrays: Mapping[str, mx.array]) -> None:
@@ -103,14 +106,16 @@ def restore_session(
         raise CheckpointError(
             f"its caches are {_counted(values['caches'])}, this model's are {_counted(kinds)}"
         )
+    parts = split_parts(arrays)
+    caches = split_parts(parts.get("cache", {}))
     for index, cache in enumerate(session.caches):
         try:
-            cache.restore(_of(f"cache.{index}.", arrays))
+            cache.restore(caches.get(str(index), {}))
         except CheckpointError as error:
             raise CheckpointError(f"cache {index}: {error}") from error
     if session.drafter_state is not None and values["drafter"] == drafter:
         try:
-            session.drafter_state.restore(_of("drafter.", arrays))
+            session.drafter_state.restore(parts.get("drafter", {}))
         except CheckpointError as error:
             raise CheckpointError(f"drafter {drafter!r}: {error}") from error
     fed: list[int] = np.asarray(arrays["fed_ids"]).tolist()
@@ -119,17 +124,18 @@ def restore_session(
         raise CheckpointError(f"caches of {sorted(offsets)} tokens for {len(fed)} fed ids")
     session.record(fed, 0)
     session.pending = values["pending"]
-    session.extras = _of("extra.", arrays)
+    session.extras = parts.get("extra", {})
     if "prompt_end" in values:
-        point = _read_point(session, values["prompt_end"], arrays)
+        states = split_parts(parts.get("prompt_end", {}))
+        point = _read_point(session, values["prompt_end"], states)
         session.checkpoints.add(Checkpoint(point, ends_prompt=True))
 
 
-def _read_point(session: Session, position: int, arrays: Mapping[str, mx.array]) -> RollbackPoint:
+def _read_point(session: Session, position: int, parts: Parts) -> RollbackPoint:
     states: dict[int, Any] = {}
     for index, cache in enumerate(session.caches):
         if cache.recurrent:
-            states[index] = tuple(_of(f"prompt_end.{index}.", arrays).values())
+            states[index] = tuple(parts.get(str(index), {}).values())
             if _layout(states[index]) != _layout(cache.state):
                 raise CheckpointError(
                     f"the state of cache {index} at its prompt's end is {_layout(states[index])}, "
@@ -152,18 +158,6 @@ def _last_prompt_end(session: Session) -> RollbackPoint | None:
     """Where a last message that is sent anew would go back to, for recurrent layers."""
     kept = (taken.point for taken in reversed(session.checkpoints.all) if taken.ends_prompt)
     return next(kept, None)
-
-
-def _under(prefix: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    return {prefix + name: array for name, array in arrays.items()}
-
-
-def _of(prefix: str, arrays: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    return {
-        name.removeprefix(prefix): array
-        for name, array in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def _counted(kinds: list[str]) -> str:

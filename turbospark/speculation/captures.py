@@ -127,22 +127,6 @@ def cache_arrays(caches: Sequence[Any]) -> list[mx.array]:
     return [array for block in blocks if block is not None for array in (block.k, block.v)]
 
 
-def export_parts(parts: Mapping[str, Mapping[str, mx.array]]) -> dict[str, mx.array]:
-    """The arrays of several parts under "part.name"."""
-    return {
-        f"{part}.{name}": array for part, arrays in parts.items() for name, array in arrays.items()
-    }
-
-
-def split_parts(arrays: Mapping[str, mx.array]) -> dict[str, dict[str, mx.array]]:
-    """The inverse of `export_parts`."""
-    parts: dict[str, dict[str, mx.array]] = {}
-    for name, array in arrays.items():
-        part, _, leaf = name.partition(".")
-        parts.setdefault(part, {})[leaf] = array
-    return parts
-
-
 def restore_caches(caches: Sequence[LayerCache], parts: dict[str, dict[str, mx.array]]) -> int:
     """Restore caches just made from the parts "cache0", "cache1", ..., which are taken out.
 

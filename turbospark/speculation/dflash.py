@@ -11,6 +11,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 
 from turbospark.caches.base import RowCache
+from turbospark.caches.parts import export_parts, split_parts
 from turbospark.errors import CheckpointError, ProducerError, RewindError
 from turbospark.protocols import ForwardOutput, Phase
 from turbospark.speculation.captures import (
@@ -20,9 +21,7 @@ from turbospark.speculation.captures import (
     check_finite,
     evaluate,
     export_caches,
-    export_parts,
     restore_caches,
-    split_parts,
 )
 
 SLACK = 128

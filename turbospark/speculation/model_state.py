@@ -7,16 +7,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from turbospark.caches.parts import export_parts, split_parts
 from turbospark.caches.rollback import checkpoint, max_row_rewind, rollback
 from turbospark.errors import CheckpointError
 from turbospark.protocols import RollbackPoint
 from turbospark.speculation.captures import (
     export_caches,
-    export_parts,
     ids_array,
     ids_of,
     restore_caches,
-    split_parts,
 )
 
 

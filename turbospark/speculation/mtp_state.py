@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from turbospark.caches.kv import KVCache
+from turbospark.caches.parts import export_parts, split_parts
 from turbospark.errors import CheckpointError, RewindError
 from turbospark.speculation.captures import (
     CapturedRows,
     export_caches,
-    export_parts,
     ids_array,
     ids_of,
     restore_caches,
-    split_parts,
 )
 
 
