@@ -39,8 +39,8 @@ _KINDS: Mapping[str, LayerKind] = {
 
 @dataclass(frozen=True, slots=True)
 class Qwen4ExpConfig:
-    eos_token_id: int | tuple[int, ...]
     indexer_budget: Size
+    eos_token_id: int | tuple[int, ...] | None = None
     vocab_size: Size = 248_320
     hidden_size: Size = 2560
     num_hidden_layers: Depth = 48
@@ -129,6 +129,12 @@ class Qwen4ExpConfig:
         return self.hc_count * self.hidden_size
 
     @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ends of text; n-grams stop at the first of them."""
+        given = self.eos_token_id
+        return () if given is None else (given,) if isinstance(given, int) else given
+
+    @property
     def ngram_layers(self) -> tuple[int, ...]:
         """The layers with n-grams, counted from 0; the configuration counts from 1."""
         return tuple(number - 1 for number in sorted(set(self.ple_layer_ids or ())))
@@ -168,7 +174,6 @@ class Qwen4ExpConfig:
 
     def hashing(self, index: int) -> NgramHash:
         """Of the `index`-th layer with n-grams."""
-        given = self.eos_token_id
         return NgramHash.build(
             vocab_size=self.vocab_size,
             ngram_size=self.ngram_size,
@@ -177,7 +182,7 @@ class Qwen4ExpConfig:
             divisor=self.make_ngram_vocab_size_divisible_by,
             seed=self.seed,
             index=index,
-            eos=given if isinstance(given, int) else given[0],
+            eos=self.eos_ids[0],
         )
 
 
@@ -247,9 +252,15 @@ def _check_index(config: Qwen4ExpConfig) -> None:
 
 
 def _check_ngrams(config: Qwen4ExpConfig) -> None:
-    if isinstance(config.eos_token_id, tuple) and not config.eos_token_id:
-        raise ConfigError("config.json: eos_token_id names no token, which n-grams need")
     kinds = config.schedule
+    if not config.ngram_layers:
+        return
+    if not config.eos_ids:
+        raise ConfigError("config.json: eos_token_id names no token, which n-grams need")
+    if not 0 <= config.eos_ids[0] < config.vocab_size:
+        raise ConfigError(
+            f"config.json: eos_token_id={config.eos_token_id} is none of {config.vocab_size} tokens"
+        )
     for layer in config.ngram_layers:
         if not 0 <= layer < len(kinds):
             raise ConfigError(

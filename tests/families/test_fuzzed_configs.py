@@ -45,7 +45,7 @@ CHANGES = st.dictionaries(
 
 TYPES = (
     "deepseek_v2", "gemma3_text", "gemma4_text", "gpt_oss", "llama", "mistral", "mixtral",
-    "muse_glimmer", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "spark2_5",
+    "muse_glimmer", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "qwen4_exp", "spark2_5",
 )  # fmt: skip
 
 
@@ -63,4 +63,6 @@ def test_a_damaged_config_is_refused_or_runs(model_type, changes):
     except ConfigError:
         return
     assert model.vocab_size == raw["vocab_size"]
-    assert len(model.make_caches(64, 16)) <= model.num_layers
+    # A layer of qwen4_exp may have an index or a state of n-grams beside its own cache.
+    most = 2 * model.num_layers if model_type == "qwen4_exp" else model.num_layers
+    assert len(model.make_caches(64, 16)) <= most

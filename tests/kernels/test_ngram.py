@@ -96,3 +96,9 @@ def test_an_end_of_text_empties_the_window():
     blind = NgramHash(hashing.multipliers, hashing.primes, hashing.divisor, -1)
     differ = np.flatnonzero((blind.numbers(tokens, np.full(2, EOS)) != own).any(axis=1))
     assert differ.tolist() == [8, 21, 23, 42]  # at 9 the token before the last is one itself
+
+
+def test_primes_are_those_of_trial_division():
+    hashing = build(2, 400)
+    numbers = (n for n in range(31, 10_000) if all(n % d for d in range(2, int(n**0.5) + 1)))
+    assert hashing.primes == tuple(next(numbers) for _ in range(400))
