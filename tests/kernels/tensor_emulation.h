@@ -19,6 +19,11 @@ METAL_FUNC Pack<uint, N> load_words(const device T* p) {
 }
 
 template <typename T>
+METAL_FUNC T fetch_line(const device T* p) {
+  return *p;
+}
+
+template <typename T>
 METAL_FUNC float half_of(uint word, int high) {
   const uint half_word = high == 0 ? word & 0xffffu : word >> 16;
   return static_cast<float>(as_type<T>(static_cast<ushort>(half_word)));

@@ -11,6 +11,7 @@ COMBINE_THREADS = 256
 
 _LIVE_VALUES = 32  # of a query's and of its sum's in a lane, for all queries together
 _QUERIES = 8  # of a SIMD-group
+_FIRST_KEYS = 128  # at least, of the first chunk: a text as long as a tail needs no second pass
 TENSOR_SHAPES = {  # head dimension: columns of a warp, warps, tiles of 8 keys a warp
     32: (32, 4, 4),
     64: (64, 4, 4),
@@ -108,7 +109,7 @@ def chunks(heads: HeadGeometry, window: int | None, *, tensor: bool) -> Chunks:
     if tensor:
         _, warps, key_tiles = TENSOR_SHAPES[heads.head_dim]
         keys = 8 * warps * key_tiles
-        size = 2 * keys if heads.head_dim == 128 else keys
+        size = -(-_FIRST_KEYS // keys) * keys
     else:
         size = 32 * SIMDGROUPS
     first = max(16, 256 // heads.num_kv_heads)

@@ -59,3 +59,9 @@ FUNC Pack<uint, N> load_words(const T* p) {
   }
   return words;
 }
+
+// Bring 128 bytes near, to be read soon.
+template <typename T>
+FUNC void fetch_line(const T* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}

@@ -93,6 +93,17 @@ if (low < high) {
 #endif
   }
 #ifdef ROTATES
+  // The first step's keys and values are on their way while heads are normed and rotated.
+  constexpr int LINES = (D + 63) / 64;
+  for (int n = thread_index; n < KEYS * LINES; n += 32 * WARPS) {
+    const int place = chunk + (low - chunk) / KEYS * KEYS + n / LINES;
+    const int p = metal::min(metal::max(place, low), high - 1);
+    const int slot = low_slot + p;
+    const int sealed_row = sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
+    const int at = (p < boundary ? sealed_row : tail_head + p) * D + n % LINES * 64;
+    fetch_line((p < boundary ? sealed_k : tail_k) + at);
+    fetch_line((p < boundary ? sealed_v : tail_v) + at);
+  }
   const int queries = metal::min(ROWS, M * SHARE - first_query);
   SHARED_PTR T* const query_numbers = reinterpret_cast<SHARED_PTR T*>(query_parts);
   const int items = high > start ? queries + OWN : queries;
