@@ -1,9 +1,11 @@
 """`ts.inspect` over every family: what a checkpoint is made of, and what it can be used for."""
 
 import json
+import shutil
 
 import pytest
 from golden.tiny import TINY
+from loading.drafter_files import write_blocks, write_head, write_qwen
 from loading.files import gguf_metadata, gguf_tensors, q8_0, write_gguf
 
 import turbospark as ts
@@ -121,6 +123,32 @@ def test_refusals_are_told_in_the_runner_s_words():
     can = abilities(ring, ring.make_caches(40, 0), {}, has_experts=False)
     assert can["rewind"][0] is False
     assert "cannot take back a token" in can["rewind"][1]
+
+
+def test_drafters_are_found_where_they_lie(tmp_path):
+    def without_head(name, value):
+        return None if name.startswith("mtp.") else value
+
+    folder = write_qwen(tmp_path / "model", change=without_head)
+    assert "holds no mtp.* tensors" in ts.inspect(folder).abilities["mtp"][1]
+    whole = ts.inspect(write_qwen(tmp_path / "whole"))
+    assert whole.abilities["mtp"] == (True, "draft='auto' or 'mtp' takes the checkpoint's own "
+                                            "prediction head")  # fmt: skip
+    head = write_head(tmp_path / "model-mtp", prefix="mtp.", baked=True)
+    blocks = write_blocks(tmp_path / "model-blocks")
+    (tmp_path / "model-notes").mkdir()
+    (tmp_path / "model-broken").mkdir()
+    (tmp_path / "model-broken" / "config.json").write_text("{")
+    can = ts.inspect(folder).abilities
+    assert can["mtp"] == (True, f"draft={str(head)!r} takes the one that lies there")
+    assert can["dflash"] == (True, f"draft={str(blocks)!r} takes the one that lies there")
+    assert ts.load(folder, draft=can["mtp"][1].split("'")[1], kernels="reference").drafter
+    shutil.copy(head / "model.safetensors", folder / "mtp.safetensors")
+    inside = ts.inspect(folder).abilities["mtp"][1]
+    assert str(folder / "mtp.safetensors") in inside
+    other = synthetic(tmp_path / "llama", model_type="llama")
+    write_head(tmp_path / "llama-mtp", prefix="mtp.", baked=True)
+    assert ts.inspect(other).abilities["mtp"][0] is False
 
 
 def test_damage_is_an_error_and_misfit_a_line(tmp_path):

@@ -73,7 +73,13 @@ def inspect(
         return found
     caches = found.model.make_caches(found.structure.context, RunnerConfig().ring_slack)
     has_experts = any(group.name == "experts" for group in found.structure.tensors)
-    can = abilities(found.model, caches, found.drafter_refusals, has_experts=has_experts)
+    can = abilities(
+        found.model,
+        caches,
+        found.drafter_refusals,
+        has_experts=has_experts,
+        drafters_beside=found.drafters_beside,
+    )
     return dataclasses.replace(found, abilities=can)
 
 

@@ -23,7 +23,7 @@ JSON_FIELDS = {
     "reuse_reason", "evicted", "peak_memory", "finish_reason", "kernels", "drafted", "accepted",
     "accepted_per_position", "rounds", "rollbacks", "draft_off_reason",
 }  # fmt: skip
-COMMANDS = ("generate", "chat", "bench", "plan", "convert", "inspect")
+COMMANDS = ("generate", "chat", "bench", "plan", "convert", "inspect", "synthetic")
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +143,9 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         (("inspect", "./nowhere"), 1, "no such file or folder"),
         (("inspect", "./nowhere", "--quantize", "int4"), 2, "quantize: `inspect` does not use it"),
         (("convert", "./nowhere"), 2, "--output"),
+        (("synthetic", "./new", "--kind", "streamed"), 2, "streaming of expert weights is not"),
+        (("synthetic", "./new", "--set", "layers"), 2, "'layers' is not NAME=VALUE"),
+        (("synthetic", "./new", "--set", "hiden_size=3"), 2, "did you mean 'hidden_size'"),
         (("bench", "--prompt-tokens", "0"), 2, "--prompt-tokens='0'"),
         (("bench", "--repetitions", "0"), 2, "--repetitions"),
     ],
@@ -285,6 +288,19 @@ def test_bench_refuses_what_does_not_fit(run: Run, tiny: str) -> None:
     code, _, err = run("bench", "-m", tiny, "--prompt-tokens", "600")
     assert code == 2
     assert "600 tokens exceed max_context=512" in err
+
+
+def test_a_synthetic_checkpoint_is_written_and_runs(run: Run, tmp_path: Path) -> None:
+    target = str(tmp_path / "a")
+    code, out, _ = run("synthetic", target, "--kind", "moe", "--set", "num_hidden_layers=3")
+    assert code == 0
+    assert "2 x window 16 attention" in out
+    assert run("generate", "hi", "-m", target, "--max-tokens", "3")[0] == 0
+    float_one = str(tmp_path / "b")
+    given = ("--model-type", "llama", "--quantize", "none", "--seed", "7", "--json")
+    found = json.loads(run("synthetic", float_one, *given)[1])
+    assert set(found["quantization"]) == {"BF16"}
+    assert run("synthetic", float_one)[0] == 2
 
 
 def test_plan_inspect_and_convert_run(run: Run, tiny: str, tmp_path: Path) -> None:

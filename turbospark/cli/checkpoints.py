@@ -11,6 +11,7 @@ from turbospark.cli.output import Console
 from turbospark.errors import OptionError
 from turbospark.loading.convert import convert as convert_checkpoint
 from turbospark.settings import LoadConfig
+from turbospark.testing.synthetic import synthetic as write_synthetic
 
 
 def plan(arguments: argparse.Namespace, console: Console) -> None:
@@ -40,6 +41,29 @@ def inspect(arguments: argparse.Namespace, console: Console) -> None:
     wanted = _options(arguments, "revision", "local_files_only")
     found = inspect_checkpoint(arguments.model, context=arguments.context, **wanted)
     _show(found, arguments, console)
+
+
+def synthetic(arguments: argparse.Namespace, console: Console) -> None:
+    """Write a small checkpoint."""
+    folder = write_synthetic(
+        arguments.output,
+        arguments.kind,
+        model_type=arguments.model_type,
+        quantize=None if arguments.quantize == "none" else arguments.quantize,
+        seed=arguments.seed,
+        **dict(map(_setting, arguments.set)),
+    )
+    _show(inspect_checkpoint(folder), arguments, console)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise OptionError(f"--set {text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _options(arguments: argparse.Namespace, *honoured: str) -> dict[str, Any]:

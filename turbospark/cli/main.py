@@ -37,6 +37,7 @@ _EXAMPLES = {
     "plan": "turbospark plan ./my-model --context 8192",
     "convert": "turbospark convert ./my-model --output ./my-model-int4 --quantize int4",
     "inspect": "turbospark inspect ./my-model",
+    "synthetic": "turbospark synthetic ./tiny --kind moe --set num_hidden_layers=12",
 }
 
 
@@ -244,6 +245,24 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, LoadConfig)
 
 
+def _add_synthetic(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("output", metavar="FOLDER", help="a folder that does not exist yet")
+    parser.add_argument("--kind", metavar="K", help="dense (the default), sliding or moe")
+    parser.add_argument("--model-type", metavar="T", help="in place of a kind, another family's")
+    parser.add_argument(
+        "--quantize", default="int4", metavar="Q", help="int4 (the default), int8-g32, ... or none"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the weights")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a value of config.json, as JSON or text; may be given more than once",
+    )
+    parser.set_defaults(tables=())
+
+
 _COMMANDS = {
     "generate": ("continue a text", _add_generate),
     "chat": ("talk to a model", _add_chat),
@@ -251,6 +270,7 @@ _COMMANDS = {
     "plan": ("say what a model needs and whether it fits", _add_plan),
     "convert": ("write a quantized checkpoint", _add_convert),
     "inspect": ("show what a checkpoint holds and what it can be used for", _add_inspect),
+    "synthetic": ("write a small checkpoint of random weights", _add_synthetic),
 }
 
 

@@ -1,7 +1,8 @@
 """From what a user asks for to the module of a drafter; no weights are read."""
 
+import glob
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -118,6 +119,47 @@ def find_drafter(
         if _is_head(_file_names(place.path)):
             return _head_of(config, model, place.path)
     return place
+
+
+def drafters_beside(
+    config: Mapping[str, Any], folder: Path, used: Container[str]
+) -> dict[str, Path]:
+    """Drafters of a checkpoint that lie where its publishers put them.
+
+    Args:
+        config: the model's, normalised.
+        folder: the checkpoint's.
+        used: files of it that hold the model.
+
+    Returns:
+        "mtp" and "dflash" to a file of the folder that is not used, or to a folder beside it whose
+        name begins with its own. What is damaged there is left out.
+    """
+    places = [path for path in sorted(folder.glob("*.safetensors")) if path.name not in used]
+    places += sorted(folder.resolve().parent.glob(f"{glob.escape(folder.resolve().name)}?*/"))
+    found: dict[str, Path] = {}
+    for place in places:
+        try:
+            kind = _kind_of(place)
+        except (CheckpointError, ConfigError):
+            continue
+        if kind and not isinstance(_builder(config, kind), str):
+            found.setdefault(kind, place)
+    return found
+
+
+def _kind_of(place: Path) -> str:
+    """Which kind of drafter a file or folder holds, if any."""
+    if place.is_file():
+        return "mtp" if _is_head(read_slots(place)) else ""
+    if _is_bare_head(place):
+        return "mtp"
+    path = place / "config.json"
+    if not path.exists():
+        return ""
+    if _drafts_blocks(configs.read_json(path)):
+        return "dflash"
+    return "mtp" if _is_head(_file_names(place)) else ""
 
 
 def _drafts_blocks(raw: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from turbospark.errors import CheckpointError, ConfigError
 from turbospark.loading import config as configs
 from turbospark.loading.checkpoint import has_no_weights, read_checkpoint
-from turbospark.loading.drafter_modules import drafter_refusals
+from turbospark.loading.drafter_modules import drafter_refusals, drafters_beside
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_weights import architecture, gguf_config
@@ -68,6 +68,7 @@ class Inspection:
         refused: why it cannot be loaded, as far as that is known without reading weights.
         structure: what the model is made of; None where no family builds it.
         drafter_refusals: "mtp" and "dflash" to why there is none; empty where there is one.
+        drafters_beside: "mtp" and "dflash" to where one lies beside the model's files.
         model: with unset weights; None where no family builds it.
         abilities: what it can be used for, to whether it can, and how or why not.
     """
@@ -83,6 +84,7 @@ class Inspection:
     refused: str = ""
     structure: Structure | None = None
     drafter_refusals: Mapping[str, str] = field(default_factory=dict[str, str])
+    drafters_beside: Mapping[str, str] = field(default_factory=dict[str, str])
     model: CausalModel | None = None
     abilities: Mapping[str, tuple[bool, str]] = field(default_factory=dict[str, tuple[bool, str]])
 
@@ -228,6 +230,10 @@ def _built(source: Source, context: int | None, slots: Mapping[str, Slot]) -> di
         found["model"] = model
         found["drafter_refusals"] = drafter_refusals(config, model, source.path, lambda: slots)
         found["structure"] = structure(model, config, None, context)
+        if source.kind == "safetensors":
+            used = {slot.file.name for slot in slots.values()}
+            beside = drafters_beside(config, source.path, used)
+            found["drafters_beside"] = {kind: str(place) for kind, place in beside.items()}
         if source.kind == "safetensors" and not slots:
             return found | {"refused": "there are no weights"}
         shape = outline(source, dequantize=True)

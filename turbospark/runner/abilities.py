@@ -25,6 +25,7 @@ def abilities(
     drafter_refusals: Mapping[str, str],
     *,
     has_experts: bool,
+    drafters_beside: Mapping[str, str] | None = None,
 ) -> dict[str, Ability]:
     """Everything that depends on a model and its caches, by its name.
 
@@ -34,6 +35,7 @@ def abilities(
         drafter_refusals: drafters to why the model or its checkpoint has none; others and empty
             reasons are left to the runner.
         has_experts: whether it has routed experts.
+        drafters_beside: drafters to where one lies; "mtp" and "dflash" of a family that has them.
     """
     traits = Traits.of(model, caches, NgramDrafter())
     experts = UNBUILT["residency"].reason if has_experts else "it has no routed experts"
@@ -42,8 +44,12 @@ def abilities(
         "rewind": _rewind(traits),
         "chunks": _ability(refusal("prefill_chunk", traits), "a pass takes many prompt tokens"),
     }
+    beside = drafters_beside or {}
     for name, words in _DRAFTERS.items():
-        found[name] = _ability(drafter_refusals.get(name) or refusal("draft", traits), words)
+        lacking = drafter_refusals.get(name)
+        if name in beside and (lacking or name != "mtp"):  # a head of its own is taken first
+            lacking, words = None, f"draft={beside[name]!r} takes the one that lies there"
+        found[name] = _ability(lacking or refusal("draft", traits), words)
     found["streaming"] = _ability(experts, "")
     found["KV bits"] = _ability(UNBUILT["kv_bits"].reason, "")
     return found
