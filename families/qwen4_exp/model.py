@@ -17,7 +17,7 @@ from families.qwen4_exp.weights import trunk_weights
 from turbospark.caches.kv import KVCache
 from turbospark.caches.recurrent import RecurrentCache
 from turbospark.kernels.rope import Rope
-from turbospark.nn.block_sparse import BlockSparseAttend, IndexedRows, SparseInputs
+from turbospark.nn.block_sparse import BlockSparseAttention, IndexedRows, SparseInputs
 from turbospark.nn.decoder import CausalLM, Decoder
 from turbospark.nn.delta_net import DeltaNet
 from turbospark.nn.linear import Linear, RMSNorm
@@ -71,7 +71,7 @@ class SparseAttention(nn.Module):
         self.indexer = Indexer(config)
         inputs = [self.q_proj, self.gate_proj, self.k_proj, self.v_proj]
         self.project = NormedProjections(None, [*inputs, self.indexer.index_qk_proj])
-        self.attend = BlockSparseAttend(
+        self.attend = BlockSparseAttention(
             heads,
             ropes.heads,
             config.index,
@@ -86,19 +86,18 @@ class SparseAttention(nn.Module):
 
     def __call__(self, x: mx.array, caches: IndexedRows, phase: Phase) -> mx.array:
         """What the layer says to x [T, C]."""
-        inputs, gate = self._projected(x, phase)
-        attended = self.attend(inputs, caches, phase)  # [T, Hq * D]
-        (y,) = self.output(attended * mx.sigmoid(gate), phase)
+        attended = self.attend(self._projected(x, phase), caches, phase)  # [T, Hq * D]
+        (y,) = self.output(attended, phase)
         return y
 
     def write(self, x: mx.array, caches: IndexedRows, phase: Phase) -> None:
         """Append the rows that a call would append, and compute nothing else."""
-        self.attend.append(self._projected(x, phase)[0], caches, phase)
+        self.attend.append(self._projected(x, phase), caches, phase)
 
-    def _projected(self, x: mx.array, phase: Phase) -> tuple[SparseInputs, mx.array]:
+    def _projected(self, x: mx.array, phase: Phase) -> SparseInputs:
         q, gate, k, v, index = self.project(x, phase)
         split = index.shape[1] - self._index_keys
-        return SparseInputs(q, k, v, index[:, :split], index[:, split:]), gate
+        return SparseInputs(q, gate, k, v, index[:, :split], index[:, split:])
 
 
 class SparseMLP(nn.Module):

@@ -294,9 +294,9 @@ def test_writing_rows_alone_serves_as_a_call():
 
 
 def test_inputs_are_cut_by_rows():
-    parts = [mx.arange(10 * width).reshape(5, 2 * width) for width in (1, 2, 3, 4, 5)]
+    parts = [mx.arange(10 * width).reshape(5, 2 * width) for width in range(1, 7)]
     cut = SparseInputs(*parts).cut(1, 3)
-    assert [part.shape[0] for part in cut] == [2] * 5
+    assert [part.shape[0] for part in cut] == [2] * 6
     assert all(np.array_equal(a, b[1:3]) for a, b in zip(cut, parts, strict=True))
 
 

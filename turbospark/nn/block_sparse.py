@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
+from turbospark.kernels.attention import gated_reference
 from turbospark.kernels.block_sparse import (
     IndexGeometry,
     attend_at_reference,
@@ -23,7 +24,7 @@ from turbospark.kernels.device import on_cpu
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry, KernelSet
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import HeadNormRope, RotatedAttention
 from turbospark.nn.linear import RMSNorm
 from turbospark.nn.unit import Unit
 from turbospark.protocols import Phase
@@ -34,6 +35,7 @@ class SparseInputs(NamedTuple):
 
     Attributes:
         q: [T, Hq * D].
+        gate: [T, Hq * D], whose sigmoid multiplies the result.
         k: [T, Hkv * D].
         v: [T, Hkv * D].
         index_q: [T, Hi * Di].
@@ -41,6 +43,7 @@ class SparseInputs(NamedTuple):
     """
 
     q: mx.array
+    gate: mx.array
     k: mx.array
     v: mx.array
     index_q: mx.array
@@ -59,8 +62,64 @@ class IndexedRows:
     index: RowStore
 
 
-class _Chosen:
-    """Gathered rows, as a cache that a query stands at the end of."""
+class ChosenRows(NamedTuple):
+    """What queries read.
+
+    Attributes:
+        positions: [T, budget + ratio - 1] int32.
+        counts: [T, budget + ratio - 1], which of the positions count.
+    """
+
+    positions: mx.array
+    counts: mx.array
+
+
+class BlockIndex(Unit):
+    """The index of a layer: its rows, and the choice of blocks by them.
+
+    Args:
+        index: sizes.
+        rope: of index heads.
+        q_norm: of index queries.
+        k_norm: of blocks' keys.
+    """
+
+    def __init__(self, index: IndexGeometry, rope: Rope, q_norm: RMSNorm, k_norm: RMSNorm) -> None:
+        self._index, self._rope, self._k_norm = index, rope, k_norm
+        heads = HeadGeometry(index.num_heads, 1, index.head_dim)
+        self._rotate = HeadNormRope(heads, rope, q_norm=q_norm)
+
+    def bind(self, kernels: KernelSet) -> None:
+        self._rotate.bind(kernels)
+        self.body = self._rotate.body
+
+    def append(self, raw: mx.array, cache: RowStore) -> None:
+        """Write the index keys [T, Di] of T rows, and the keys of the blocks that they complete."""
+        start, ratio = cast("int | mx.array", cache.offset), self._index.ratio
+        rows = cast("KVRows | StepRows", cache.rows())
+        if isinstance(rows, KVRows) and rows.end == 0:
+            before = mx.zeros((ratio - 1, raw.shape[1]), raw.dtype)
+        else:
+            positions = (start - (ratio - 1)) + mx.arange(ratio - 1, dtype=mx.int32)
+            before = rows_at(rows, "k", positions)[0]
+        pooled = pooled_keys_reference(raw, before, self._k_norm.value, self._rope, start)
+        cache.append(raw[:, None].astype(pooled.dtype), pooled[:, None])
+
+    def choose(self, index_q: mx.array, cache: RowStore, phase: Phase) -> ChosenRows:
+        """What the newest T rows read, whose index keys are in the cache; [T, Hi * Di]."""
+        T, ratio = index_q.shape[0], self._index.ratio
+        q = self._rotate(index_q, None, None, cache, phase)
+        rows = cast("KVRows | StepRows", cache.rows())
+        queries = cast("int | mx.array", cache.offset) - T + mx.arange(T, dtype=mx.int32)
+        n = _blocks(rows, ratio)
+        ends = mx.arange(n, dtype=mx.int32) * ratio + (ratio - 1)
+        scores = block_scores_reference(q, rows_at(rows, "v", ends)[0])
+        blocks = best_blocks_reference(scores, (queries + 1) // ratio, self._index.blocks)
+        return ChosenRows(*chosen_rows_reference(blocks, queries, ratio, n))
+
+
+class _Gathered:
+    """Some rows, as a cache that a query stands at the end of."""
 
     def __init__(self, k: mx.array, v: mx.array) -> None:
         self._rows = KVRows(None, RowBlock(k, v), 0, 0, k.shape[1])
@@ -69,8 +128,8 @@ class _Chosen:
         return self._rows
 
 
-class BlockSparseAttend(Unit):
-    """Head norms, RoPE, cache rows, the choice of blocks, and attention to them.
+class BlockSparseAttention(Unit):
+    """Head norms, RoPE, cache rows, attention to chosen blocks of them, and the gate.
 
     Args:
         heads: of the layer.
@@ -95,17 +154,14 @@ class BlockSparseAttend(Unit):
         index_q_norm: RMSNorm,
         index_k_norm: RMSNorm,
     ) -> None:
-        self._index, self._index_rope, self._index_k_norm = index, index_rope, index_k_norm
-        self._scale = heads.head_dim**-0.5
-        index_heads = HeadGeometry(index.num_heads, 1, index.head_dim)
-        self._rotate = HeadNormRope(heads, rope, q_norm=q_norm, k_norm=k_norm)
-        self._rotate_index = HeadNormRope(index_heads, index_rope, q_norm=index_q_norm)
-        self._attend = Attend(heads, scale=self._scale)
+        self._geometry, self._scale = index, heads.head_dim**-0.5
+        self._index = BlockIndex(index, index_rope, index_q_norm, index_k_norm)
+        self._dense = RotatedAttention(heads, rope, scale=self._scale, q_norm=q_norm, k_norm=k_norm)
 
     def bind(self, kernels: KernelSet) -> None:
-        for unit in (self._rotate, self._rotate_index, self._attend):
+        for unit in (self._index, self._dense):
             unit.bind(kernels)
-        self.body = self._attend.body
+        self.body = self._dense.body
 
     def __call__(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
         """Attend from T rows: [T, Hq * D]; both caches advance by T."""
@@ -113,8 +169,10 @@ class BlockSparseAttend(Unit):
         dense = min(T, self._dense_rows(caches))
         parts: list[mx.array] = []
         if dense:
-            q = self.append(inputs.cut(0, dense) if dense < T else inputs, caches, phase)
-            parts.append(self._attend(q, caches.rows, phase))
+            first = inputs.cut(0, dense) if dense < T else inputs
+            self._index.append(first.index_k, caches.index)
+            q, k, v = first.q, first.k, first.v
+            parts.append(self._dense(q, k, v, caches.rows, phase, first.gate))
         if dense < T:
             rest = inputs.cut(dense, T) if dense else inputs
             parts.append(self._attend_chosen(rest, caches, phase))
@@ -122,19 +180,8 @@ class BlockSparseAttend(Unit):
 
     def append(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
         """Write the rows of both caches and rotate the queries: [T, Hq, D]."""
-        q = self._rotate(inputs.q, inputs.k, inputs.v, caches.rows, phase)
-        raw, index = inputs.index_k, caches.index
-        start, ratio = cast("int | mx.array", index.offset), self._index.ratio
-        rows = cast("KVRows | StepRows", index.rows())
-        if isinstance(rows, KVRows) and rows.end == 0:
-            before = mx.zeros((ratio - 1, raw.shape[1]), raw.dtype)
-        else:
-            positions = (start - (ratio - 1)) + mx.arange(ratio - 1, dtype=mx.int32)
-            before = rows_at(rows, "k", positions)[0]
-        norm = self._index_k_norm.value
-        pooled = pooled_keys_reference(raw, before, norm, self._index_rope, start)
-        index.append(raw[:, None].astype(pooled.dtype), pooled[:, None])
-        return q
+        self._index.append(inputs.index_k, caches.index)
+        return self._dense.rotate(inputs.q, inputs.k, inputs.v, caches.rows, phase)
 
     def _dense_rows(self, caches: IndexedRows) -> int:
         """How many of the next rows read all that is there.
@@ -144,28 +191,22 @@ class BlockSparseAttend(Unit):
         """
         rows = cast("KVRows | StepRows", caches.rows.rows())
         if not isinstance(rows, StepRows):
-            return max(0, self._index.dense_rows - rows.end)
+            return max(0, self._geometry.dense_rows - rows.end)
         capacity = rows.tail.capacity
         if rows.sealed is not rows.tail:
             capacity += rows.sealed.capacity
-        return capacity if capacity <= self._index.dense_rows else 0
+        return capacity if capacity <= self._geometry.dense_rows else 0
 
     def _attend_chosen(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
-        T, ratio = inputs.q.shape[0], self._index.ratio
         start = cast("int | mx.array", caches.rows.offset)
         q = self.append(inputs, caches, phase)
-        index_q = self._rotate_index(inputs.index_q, None, None, caches.index, phase)
-        queries = start + mx.arange(T, dtype=mx.int32)
-        index = cast("KVRows | StepRows", caches.index.rows())
-        n = _blocks(index, ratio)
-        ends = mx.arange(n, dtype=mx.int32) * ratio + (ratio - 1)
-        scores = block_scores_reference(index_q, rows_at(index, "v", ends)[0])
-        blocks = best_blocks_reference(scores, (queries + 1) // ratio, self._index.blocks)
-        positions, counts = chosen_rows_reference(blocks, queries, ratio, n)
+        chosen = self._index.choose(inputs.index_q, caches.index, phase)
         rows = cast("KVRows | StepRows", caches.rows.rows())
         if isinstance(start, int) and on_cpu():
-            return self._row_by_row(q, rows, positions, start, phase)
-        return attend_at_reference(q, rows, positions, counts, self._scale)
+            attended = self._row_by_row(q, rows, chosen.positions, start, phase)
+        else:
+            attended = attend_at_reference(q, rows, *chosen, self._scale)
+        return gated_reference(attended, inputs.gate)
 
     def _row_by_row(
         self, q: mx.array, rows: Any, positions: mx.array, start: int, phase: Phase
@@ -173,11 +214,10 @@ class BlockSparseAttend(Unit):
         """With the kernel that serves all rows, over those that one query reads."""
         made: list[mx.array] = []
         for row in range(q.shape[0]):
-            count = self._index.budget + (start + row + 1) % self._index.ratio
+            count = self._geometry.budget + (start + row + 1) % self._geometry.ratio
             chosen = positions[row, :count]
             k, v = (mx.contiguous(rows_at(rows, name, chosen)) for name in "kv")
-            gathered = _Chosen(k, v)
-            made.append(self._attend(q[row : row + 1], cast(Any, gathered), phase))
+            made.append(self._dense.attend(q[row : row + 1], cast(Any, _Gathered(k, v)), phase))
         return made[0] if len(made) == 1 else mx.concatenate(made)
 
 
