@@ -204,6 +204,8 @@ def test_a_table_in_its_files_is_no_weight_of_the_plan(golden, tmp_path, monkeyp
     left = plan(folder, context=64)
     assert (held.left_bytes, left.left_bytes) == (0, table)
     assert held.weight_bytes - left.weight_bytes == table
+    # Of each of two tables in memory a token needs four rows of 32 numbers.
+    assert 0 < held.active_bytes - left.active_bytes == 2 * 4 * 32 * 4
     assert held.file_bytes == left.file_bytes
     assert "stay and are read row by row" in repr(left)
     loaded = load_model(folder, policy=REFERENCE)

@@ -27,6 +27,7 @@ from turbospark.loading.opened import build_model, folder_family, gguf_family, s
 from turbospark.loading.source import Source
 from turbospark.loading.tables import forget_tables
 from turbospark.nn.moe import expert_shares
+from turbospark.nn.ngram import table_shares
 from turbospark.protocols import CausalModel
 
 
@@ -66,7 +67,7 @@ class Outline:
             CheckpointError: the tensors are not those of the model.
         """
         sizes = held_sizes(self.model, self.weights, self.path, handling)
-        shares = expert_shares(self.model)
+        shares = expert_shares(self.model) | table_shares(self.model)
         active = sum(size * shares.get(name, 1.0) for name, size in sizes.items())
         return sum(sizes.values()), round(active)
 

@@ -16,6 +16,7 @@ from turbospark.loading.install import Slot, parameter_slots
 from turbospark.loading.plan import LONGEST_CONTEXT, RING_SLACK, megabytes, session_bytes
 from turbospark.loading.safetensors import DTYPES
 from turbospark.nn.moe import expert_shares
+from turbospark.nn.ngram import table_shares
 from turbospark.protocols import CausalModel
 
 CLASSES = (
@@ -133,7 +134,7 @@ def structure(
     """
     module = cast("nn.Module", model)
     slots = parameter_slots(module)
-    shares = expert_shares(module)
+    shares = expert_shares(module) | table_shares(module)
     counts = {name: math.prod(slot.shape) for name, slot in slots.items()}
     tokens = context or min(model.max_position or _UNDECIDED, LONGEST_CONTEXT)
     return Structure(

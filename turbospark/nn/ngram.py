@@ -278,6 +278,16 @@ class NgramLayer(nn.Module):
         return h + gained, rows
 
 
+def table_shares(model: nn.Module) -> dict[str, float]:
+    """What part of a parameter one token needs, for tables of n-grams in memory, by their names."""
+    modules = cast("list[tuple[str, nn.Module]]", model.named_modules())
+    found = {path: module for path, module in modules if isinstance(module, NgramEmbedding)}
+    return {
+        f"{path}.ngram_embedding.weight": len(module.hashing.primes) / module.hashing.rows
+        for path, module in found.items()
+    }
+
+
 def _on_host(ids: mx.array) -> Numbers:
     return np.array(ids, dtype=np.int64)  # host memory: rows of files
 
