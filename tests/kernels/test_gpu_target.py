@@ -28,7 +28,7 @@ FAMILIES = [
 ]
 PROMPT, STEPS = 36, [1, 3]
 DECODE_BODIES = {
-    *("int4_gemv_1", "int4_gemv_pair", "rms_norm"),
+    *("int4_gemv_1", "int4_gemv_pair", "experts_scores", "rms_norm"),
     *("attention_partials", "attention_combine"),
 }
 

@@ -38,8 +38,8 @@ Fused = Callable[[mx.array, mx.array | None, Phase], list[mx.array] | None]
 
 DENSE_ROWS = {"cuda": 256}
 """Rows of a prefill from which a dense product with the dequantized weight is faster."""
-MOST_SCORES = 512
-"""Columns of a weight that is not in 4 bits and yet has a body of its own."""
+MOST_SCORES = 1 << 21
+"""Values of a weight that is not in 4 bits and yet has a body of its own."""
 
 _OWNERS = {"int4_mma": "cuda", "int4_gemv": ""}
 
@@ -66,6 +66,8 @@ class Products:
             return True
         if "dense_prefill" in self._enabled and self._target.name in DENSE_ROWS:
             return any(isinstance(w, QuantizedWeight) for w in weights)
+        if any(map(self._is_scored, weights)):
+            return True
         return bool(self._bodies) and any(map(takes, weights))
 
     def normed(self, x: mx.array, norm: Norm | None, residual: mx.array | None = None) -> mx.array:
@@ -75,29 +77,37 @@ class Products:
             return y if residual is None else residual + y
         return rms_norm.rms_norm(x, norm, residual, target=self._target)
 
+    def _is_scored(self, weight: Weight) -> bool:
+        N, K = weight.shape[-2:]
+        return (
+            "scores" in self._enabled
+            and not takes(weight)
+            and takes_router(weight)
+            and N * K <= MOST_SCORES
+        )
+
     def scores(
-        self, norm: Norm | None, weight: Weight, bias: mx.array | None
+        self,
+        norm: Norm | None,
+        weight: Weight,
+        bias: mx.array | None,
+        dtype: mx.Dtype | None = None,
     ) -> Callable[[mx.array], mx.array | None] | None:
         """The norm and a product with a small weight that has no 4-bit body, of up to eight rows.
 
         None where there is no body for it; the function returns None where it cannot run.
         """
-        if (
-            "scores" not in self._enabled
-            or takes(weight)
-            or not takes_router(weight)
-            or weight.shape[0] > MOST_SCORES
-        ):
+        if not self._is_scored(weight):
             return None
         target, (N, K) = self._target, weight.shape
-        dtype = weight.scales.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
+        own = weight.scales.dtype if isinstance(weight, QuantizedWeight) else weight.dtype
 
         def launch(x: mx.array) -> mx.array:
-            return experts_scores(x, norm, weight, bias, dtype=x.dtype, target=target)
+            return experts_scores(x, norm, weight, bias, dtype=dtype or x.dtype, target=target)
 
         @functools.cache
         def can_run() -> bool:
-            zeros, sizes = mx.zeros((1, K), dtype), f"{N} columns of {K} values"
+            zeros, sizes = mx.zeros((1, K), own), f"{N} columns of {K} values"
             return runs("scores", sizes, lambda: launch(zeros), target)
 
         return lambda x: launch(x) if can_run() else None
@@ -167,15 +177,16 @@ class Products:
         biases: Sequence[mx.array | None],
         norm: Norm | None,
         activation: Activation,
+        post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
         """One launch for the second half of a layer, or None if it has none.
 
         Args:
             weights: output, gate, up and down.
             biases: one a weight.
-            norm, activation: as in `Int4Chain`.
+            norm, activation, post_norms: as in `Int4Chain`.
         """
-        chain = Int4Chain.build(weights, biases, norm, activation)
+        chain = Int4Chain.build(weights, biases, norm, activation, post_norms)
         needed = {"int4_chain", "int4_mma", "fused_projections"}
         if chain is None or self._target.own != "cuda" or not needed <= self._enabled:
             return None
@@ -201,11 +212,11 @@ class Products:
         """Whether the chain's body serves these rows; it is tried once for every size."""
         if not takes_rows(chain, x, residual):
             return False
-        weight = chain.norm.weight
-        types = [array.dtype for array in (*chain.biases, weight) if array is not None]
+        arrays = (*chain.biases, *chain.norm_weights)
+        types = [array.dtype for array in arrays if array is not None]
         first = chain.weights[0]
         shape = (first.scales.dtype, first.biases is None, first.zero, chain.activation)
-        has = [bias is None for bias in chain.biases]
+        has = [array is None for array in arrays]
         key = ("int4_chain", chain.sizes, x.shape[0], x.dtype, *types, *shape, *has)
         if key not in self._verdicts:
 
@@ -237,11 +248,16 @@ class Products:
     ) -> Callable[[mx.array, Phase], mx.array]:
         """A product with one weight: a body for a few rows in decode, MLX's operations else."""
         body = self.fused(None, [weight], [bias], dtype=dtype)
+        few = self.scores(None, weight, bias, dtype)
 
         def run(x: mx.array, phase: Phase) -> mx.array:
             made = None if body is None else body(x, None, phase)
             if made is not None:
                 return made[0]
+            if few is not None and phase is Phase.DECODE and x.shape[0] <= MAX_ROWS:
+                scored = few(x)
+                if scored is not None:
+                    return scored
             y = self._wide(x, weight, bias)
             return y if dtype is None else y.astype(dtype)
 
