@@ -73,6 +73,12 @@ def test_a_tensor_does_not_depend_on_what_else_there_is(tmp_path):
     more = mx.load(str(synthetic(tmp_path / "b", num_hidden_layers=5) / "model.safetensors"))
     assert len(few) < len(more)
     assert all(mx.array_equal(array, more[name]) for name, array in few.items())
+    codes = [more[f"model.layers.{i}.mlp.up_proj.weight"] for i in range(3)]
+    assert not mx.array_equal(codes[0], codes[1])
+    assert not mx.array_equal(codes[0], more["model.layers.0.mlp.gate_proj.weight"])
+    scales = more["model.layers.0.mlp.up_proj.scales"]
+    assert mx.any(scales > 0)
+    assert mx.any(scales < 0)
 
 
 def test_values_go_into_the_configuration(tmp_path):
