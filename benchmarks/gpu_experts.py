@@ -10,9 +10,9 @@ import mlx.core as mx
 from gpu_models import Pair, build_pair
 from gpu_shapes import SHAPES, shrunk
 
-from turbospark.kernels.gpu import experts_unit
+from turbospark.kernels.gpu import experts_mix, experts_unit
 from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
-from turbospark.kernels.gpu.experts_mix import Chosen, experts_down, experts_up
+from turbospark.kernels.gpu.experts_mix import experts_down, experts_up
 from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.weights import ExpertBlock, Weight
@@ -204,29 +204,26 @@ def _parts(
 
 
 def _launches(block: ExpertBlock, target: GpuTarget, h: mx.array) -> tuple[Step, Step, Step]:
-    shared = block.shared
+    """The three of a layer, each with all it needs but h."""
+    shared, join = block.shared, experts_unit.join_of(block)
     router = joined_router(block.router, None if shared is None else shared.score)
-    scores = experts_scores(h, block.router_norm, router, block.router_bias, target=target)
-    chosen = experts_up(
-        h, block.norm, scores, block.experts, shared, groups=block.groups, target=target
-    )
-    mx.eval(scores, chosen.hidden, chosen.ids, chosen.weights)
-    join = experts_unit.join_of(block)
+    given = {"target": target, "bundle": experts_unit.bundle_of(block, router)}
+
+    def score(x: mx.array) -> mx.array:
+        return experts_scores(x, block.router_norm, router, block.router_bias, **given)
 
     def up(x: mx.array) -> mx.array:
         return experts_up(
-            x, block.norm, scores, block.experts, shared, groups=block.groups, target=target
-        ).hidden
-
-    def down(x: mx.array) -> mx.array:
-        given = Chosen(mx.depends(chosen.hidden, [x]), chosen.ids, chosen.weights, chosen.scores)
-        return experts_down(
-            given, block.experts, shared, x, join=join, dtype=x.dtype, target=target
+            x, block.norm, scores, block.experts, shared, groups=block.groups, **given
         )
 
-    def score(x: mx.array) -> mx.array:
-        return experts_scores(x, block.router_norm, router, block.router_bias, target=target)
+    def down(x: mx.array) -> mx.array:
+        made = mx.depends(hidden, [x])
+        return experts_down(made, block.experts, shared, x, join=join, dtype=x.dtype, **given)
 
+    scores = score(h)
+    hidden = up(h)
+    mx.eval(scores, hidden)
     return score, up, down
 
 
@@ -246,20 +243,16 @@ def cuts(target: GpuTarget, is_over: Callable[[], bool]) -> None:
 def _cut_lines(
     timer: Timer, target: GpuTarget, layers: Sequence[Layer], h: mx.array
 ) -> Iterator[str]:
-    from turbospark.kernels.gpu import experts_mix
-
+    made = [_launches(layer.block, target, h) for layer in layers]
     for which in ("up_geometry", "down_geometry"):
         chosen = getattr(experts_mix, which)
         for rows, simdgroups in CUTS:
             cut = ExpertGeometry(rows, simdgroups)
             setattr(experts_mix, which, lambda *_, cut=cut: cut)
             try:
-                made = [_launches(layer.block, target, h) for layer in layers]
                 index = 1 if which == "up_geometry" else 2
 
-                def call(
-                    link: mx.array, number: int, made: Any = made, index: int = index
-                ) -> mx.array:
+                def call(link: mx.array, number: int, index: int = index) -> mx.array:
                     return made[number % len(made)][index](mx.depends(h, [link]))
 
                 _, alone = timer.pair(call, mx.zeros((1,)))

@@ -20,7 +20,7 @@ from turbospark.kernels.experts import (
 from turbospark.kernels.gpu import experts_mix as experts_module
 from turbospark.kernels.gpu.experts import experts_route, takes
 from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
-from turbospark.kernels.gpu.experts_mix import Chosen, experts_down, experts_up
+from turbospark.kernels.gpu.experts_mix import experts_down, experts_up
 from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router
 from turbospark.kernels.gpu.experts_unit import ExpertUnits, block_of, takes_block
 from turbospark.kernels.gpu.kernel import GpuTarget
@@ -44,10 +44,11 @@ def test_scores_and_ranks_are_those_of_a_loop(case: ExpertCase, target: str) -> 
         case.x(), block.router_norm, block.router, block.router_bias, target=gpu
     )
     assert largest_error(scores, case.scores()) < BOUNDS[mx.float32]
-    chosen = experts_up(
+    hidden = experts_up(
         case.x(), block.norm, scores, block.experts, groups=block.groups, target=gpu
     )
-    assert chosen.ids.tolist() == case.ranks().tolist()
+    ids = hidden[:, case.top_k * (case.inner + 1) :][:, : case.top_k]
+    assert ids.tolist() == case.ranks().tolist()
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
@@ -176,7 +177,7 @@ def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:
         (7, "experts_scores", "HAS_BIAS ?", "false ?", None),
         (0, "experts_scores", ", numbers[0])", ", 0.0f)", None),
         (0, "experts_scores", "&& column < N", "", "out of bounds|conflicting"),
-        (1, "experts_up", "HAS_SCALE ?", "false ?", None),
+        (1, "experts_up", "HAS_SCALE ? choice", "false ? choice", None),
         (2, "experts_up", "load_floats<8>(x + row * K", "load_floats<8>(x", None),
         (0, "experts_up", "squares = metal::fma", "float other = metal::fma", None),
         (0, "experts_up", ", numbers[0])", ", 0.0f)", None),
@@ -271,13 +272,11 @@ def test_shapes_that_have_no_body_are_refused() -> None:
         experts_up(mx.zeros((2, 96)), None, scores, experts, target=EMULATION)
     with pytest.raises(ShapeError, match="takes 1 to 8 rows of 96"):
         experts_scores(mx.zeros((1, 95)), None, case.block().router, target=EMULATION)
-    ids = mx.zeros((1, 3), mx.int32)
-    made = Chosen(mx.zeros((1, 95)), ids, mx.zeros((1, 3)), scores)
-    with pytest.raises(ShapeError, match=r"takes hidden rows \(1, 96\)"):
-        experts_down(made, experts, dtype=mx.float32, target=EMULATION)
-    made = replace(made, hidden=mx.zeros((1, 96)))
+    with pytest.raises(ShapeError, match=r"takes hidden rows \(1, 104\)"):
+        experts_down(mx.zeros((1, 96)), experts, dtype=mx.float32, target=EMULATION)
+    hidden, residual = mx.zeros((1, 104)), mx.zeros((2, 96))
     with pytest.raises(ShapeError, match=r"adds a residual \(1, 96\)"):
-        experts_down(made, experts, residual=mx.zeros((2, 96)), dtype=mx.float32, target=EMULATION)
+        experts_down(hidden, experts, None, residual, dtype=mx.float32, target=EMULATION)
 
 
 def _gpu(name: str) -> GpuTarget:

@@ -7,9 +7,11 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.experts import (
     keep_groups_reference,
     mix_experts_reference,
+    mix_experts_sorted,
     route_reference,
 )
 from turbospark.kernels.rms_norm import rms_norm_reference
@@ -195,9 +197,7 @@ class RoutedExperts(Unit):
         shared = (beside, gates[0]) if gates and beside is not None else None
         run, groups = self._run or self.reference, self._router.groups
         if groups is None:
-            out = run(
-                h, scores, (beside, gates[0]) if gates and beside is not None else None, phase
-            )
+            out = run(h, scores, shared, phase)
         else:
             # `run` shares 1 out among the experts it sees, which are not all there are.
             scores, share = keep_groups_reference(scores, groups.count, groups.kept)
@@ -218,9 +218,10 @@ class RoutedExperts(Unit):
         ids, weights = route_reference(
             scores, experts.top_k, experts.scale, renormalise=experts.renormalise
         )
-        out = mix_experts_reference(
-            rms_norm_reference(h, _value(self._norm)), ids, weights, experts
-        )
+        # Sorting pays for many rows; on a CPU the reference keeps rows apart bit for bit.
+        is_sorted = phase is Phase.PREFILL and not on_cpu()
+        mix = mix_experts_sorted if is_sorted else mix_experts_reference
+        out = mix(rms_norm_reference(h, _value(self._norm)), ids, weights, experts)
         return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
 
     def _whole(self) -> ExpertBlock | None:

@@ -11,6 +11,7 @@ from typing import TypeGuard
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.int4_product import FLOATS, GROUP_SIZES, Template
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, Triple
 from turbospark.kernels.weights import ClampedSwiGLU, ExpertWeights, QuantizedWeight, Weight
@@ -168,33 +169,29 @@ def code_template(w: QuantizedWeight) -> Template:
 def launch(
     target: GpuTarget,
     body: str,
-    arrays: Mapping[str, mx.array | str],
+    names: Mapping[str, mx.array | str],
     outputs: Mapping[str, tuple[tuple[int, ...], mx.Dtype]],
     *,
     template: Template,
     grid: Triple,
     threadgroup: Triple,
-    macros: tuple[str, ...] = (),
+    bundle: Bundle | None = None,
 ) -> list[mx.array]:
     """Launch a body with the arrays that there are.
-
-    Every input costs time of the host, so that an absent one is a macro: the name of another one,
-    which the body then never reads.
 
     Args:
         target: where.
         body: its name.
-        arrays: by the body's names; for an absent one the name that stands in.
+        names: the body's own, of arrays; or of macros, as which an absent array has the name of
+            another one that the body then never reads: every input costs time of the host.
         outputs: shapes and dtypes by the body's names.
-        template, grid, threadgroup: as of a `Kernel`.
-        macros: "NAME VALUE" lines of a form of the body.
+        template, grid, threadgroup, bundle: as of a `Kernel`.
     """
-    given = {name: x for name, x in arrays.items() if isinstance(x, mx.array)}
-    absent = (f"{name} {other}" for name, other in arrays.items() if isinstance(other, str))
-    lines = (*macros, *absent)
-    kernel = _kernel(body, tuple(given), tuple(outputs), lines)
+    given = {name: x for name, x in names.items() if isinstance(x, mx.array)}
+    macros = tuple(f"{name} {text}" for name, text in names.items() if isinstance(text, str))
+    kernel = _kernel(body, tuple(given), tuple(outputs), macros)
     # A built kernel is found by its name and template alone.
-    form = {"FORM": zlib.crc32(" ".join((*given, *lines)).encode()) >> 1}
+    form = {"FORM": zlib.crc32(" ".join((*given, *macros)).encode()) >> 1}
     return kernel(
         target,
         list(given.values()),
@@ -202,6 +199,7 @@ def launch(
         grid=grid,
         threadgroup=threadgroup,
         outputs=list(outputs.values()),
+        bundle=bundle,
     )
 
 

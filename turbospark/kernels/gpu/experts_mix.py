@@ -3,11 +3,10 @@
 Their references are in kernels/experts.py.
 """
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts import (
     activation_of,
     check_ranks,
@@ -19,7 +18,6 @@ from turbospark.kernels.gpu.experts import (
     takes,
 )
 from turbospark.kernels.gpu.experts_geometry import (
-    ExpertGeometry,
     ahead_of,
     batch_of,
     down_geometry,
@@ -40,21 +38,9 @@ GATED, PLAIN, APART = 1, 2, 3
 """How a shared expert joins the sum: times a sigmoid, as it is, or in rows of its own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
-    """What the launch of hidden rows leaves for that of their sum.
-
-    Attributes:
-        hidden: [M, k * I + J] float32, the experts' in rank order, then the shared one's.
-        ids: [M, k] int32.
-        weights: [M, k] float32.
-        scores: [M, E], or [M, E + 1] with the score of a shared expert.
-    """
-
-    hidden: mx.array
-    ids: mx.array
-    weights: mx.array
-    scores: mx.array
+def notes_of(top_k: int) -> int:
+    """Numbers behind the hidden rows of one row: weights, ids and the score of a shared expert."""
+    return -(-(2 * top_k + 1) // 8) * 8
 
 
 def takes_shared(experts: ExpertWeights, shared: SharedExpertWeights) -> bool:
@@ -85,19 +71,23 @@ def experts_up(
     *,
     groups: tuple[int, int] | None = None,
     target: GpuTarget,
-    geometry: ExpertGeometry | None = None,
-) -> Chosen:
+    bundle: Bundle | None = None,
+) -> mx.array:
     """Rank every row's experts and make their hidden rows: joined gate y and up y, y = norm(x).
 
     Args:
         x: [M, C], 1 to 8 rows.
         norm: of x, or None.
-        scores: [M, E] float32, or [M, E + 1].
+        scores: [M, E] float32, or [M, E + 1] with those of a shared expert's gate.
         experts: what `takes` accepts.
         shared: one that `takes_shared` accepts, with a norm of the same eps, or None.
         groups: number of groups of experts, and how many a row's may come from.
         target: where.
-        geometry: by default `up_geometry`'s.
+        bundle: where what never changes lies side by side, if it does.
+
+    Returns:
+        [M, k * I + J + notes] float32: hidden rows in rank order, the shared expert's, and what
+        `experts_down` needs to know: weights, ids, the gate's score.
 
     Raises:
         ShapeError: the arrays are outside these bounds.
@@ -105,62 +95,53 @@ def experts_up(
     gate, up = _check_up(x, scores, experts, norm, shared, groups)
     (E, inner, K), M, top_k = gate.shape, x.shape[0], experts.top_k
     width = 0 if shared is None else shared.gate.shape[0]
-    cut = geometry or up_geometry(target.name, M * (top_k * inner + width))
+    cut = up_geometry(target.name, M * (top_k * inner + width))
     slot, rest = (cut.groups(n) * cut.simdgroups for n in (inner, width))
     weight = None if norm is None else norm.weight
-    own = None if shared is None or shared.norm is None else shared.norm.weight
-    has_own = own is not None and own is not weight
-    activation, numbers = activation_of(experts)
-    words = words_of(K)
-    hidden, ids, weights = launch(
+    wide = top_k * inner + width + notes_of(top_k)
+    (hidden,) = launch(
         target,
         "experts_up",
         {
+            **_shared_names(shared, weight),
             "x": x,
             "norm_weight": "x" if weight is None else weight,
-            **({"shared_norm_weight": own} if own is not None and has_own else {}),
-            "numbers": constant((0.0 if norm is None else norm.eps, *numbers)),
+            "numbers": up_numbers(norm, experts),
             "scores": scores,
             "expert_scale": "numbers" if experts.scale is None else experts.scale,
             **_arrays("gate", gate),
             **_arrays("up", up),
             "gate_bias": "numbers" if experts.biases[0] is None else experts.biases[0],
             "up_bias": "numbers" if experts.biases[1] is None else experts.biases[1],
-            **({} if shared is None else _arrays("shared_gate", shared.gate)),
-            **({} if shared is None else _arrays("shared_up", shared.up)),
         },
-        {
-            "hidden": ((M, top_k * inner + width), mx.float32),
-            "ids": ((M, top_k), mx.int32),
-            "weights": ((M, top_k), mx.float32),
-        },
+        {"hidden": ((M, wide), mx.float32)},
         template=code_template(gate)
         | rank_template(E, top_k, experts.renormalise, groups)
         | {
             "I": inner,
             "IS": width,
             "K": K,
-            "WIDTH": top_k * inner + width,
+            "WIDTH": wide,
             "SCORES": scores.shape[1],
             "PER_SLOT": slot,
-            "WORDS": words,
-            "AHEAD": ahead_of(K, words, cut.rows),
+            "WORDS": words_of(K),
+            "AHEAD": ahead_of(K, words_of(K), cut.rows),
             "NORM": norm is not None,
             "HAS_NORM_WEIGHT": weight is not None,
             "HAS_SCALE": experts.scale is not None,
             "HAS_BIAS": experts.biases[0] is not None,
-            "ACTIVATION": activation,
+            "ACTIVATION": activation_of(experts)[0],
             "ROWS": cut.rows,
         },
         grid=(32, top_k * slot + rest, M),
         threadgroup=(32, cut.simdgroups, 1),
-        macros=(f"SHARED_EXPERT {int(shared is not None)}", f"SHARED_NORM {int(has_own)}"),
+        bundle=bundle,
     )
-    return Chosen(hidden, ids, weights, scores)
+    return hidden
 
 
 def experts_down(
-    chosen: Chosen,
+    hidden: mx.array,
     experts: ExpertWeights,
     shared: SharedExpertWeights | None = None,
     residual: mx.array | None = None,
@@ -168,19 +149,19 @@ def experts_down(
     join: int = PLAIN,
     dtype: mx.Dtype,
     target: GpuTarget,
-    geometry: ExpertGeometry | None = None,
+    bundle: Bundle | None = None,
 ) -> mx.array:
     """Sum the weighted experts of every row, the shared one and the residual.
 
     Args:
-        chosen: what `experts_up` made of 1 to 8 rows.
+        hidden: what `experts_up` made of 1 to 8 rows.
         experts: the same as there.
         shared: the same as there.
         residual: [M, C], or None.
         join: GATED, PLAIN or APART, how the shared expert is added.
         dtype: of the result.
         target: where.
-        geometry: by default `down_geometry`'s.
+        bundle: where what never changes lies side by side, if it does.
 
     Returns:
         [M, C]; if APART [M, 2, C] float32, the experts' sum and the shared one's output.
@@ -188,24 +169,21 @@ def experts_down(
     Raises:
         ShapeError: the arrays are outside these bounds.
     """
-    down = _check_down(chosen, experts, shared, residual)
-    (E, N, inner), M, top_k = down.shape, chosen.ids.shape[0], experts.top_k
+    down = _check_down(hidden, experts, shared, residual)
+    (E, N, inner), M, top_k = down.shape, hidden.shape[0], experts.top_k
     width = 0 if shared is None else shared.down.shape[1]
     form = 0 if shared is None else join
-    cut = geometry or down_geometry(target.name, M * N)
-    bias = experts.biases[2]
+    cut, bias = down_geometry(target.name, M * N), experts.biases[2]
     (y,) = launch(
         target,
         "experts_down",
         {
-            "hidden": chosen.hidden,
-            "ids": chosen.ids,
-            "weights": chosen.weights,
-            "scores": chosen.scores if form == GATED else "weights",
+            "SHARED_EXPERT": str(form),
+            "hidden": hidden,
             **_arrays("", down),
-            "bias": "weights" if bias is None else bias,
+            "bias": "hidden" if bias is None else bias,
             **({} if shared is None else _arrays("shared", shared.down)),
-            "residual": "weights" if residual is None else residual,
+            "residual": "hidden" if residual is None else residual,
         },
         {"y": ((M, 2, N), mx.float32) if form == APART else ((M, N), dtype)},
         template=code_template(down)
@@ -215,7 +193,7 @@ def experts_down(
             "N": N,
             "I": inner,
             "IS": width,
-            "WIDTH": top_k * inner + width,
+            "WIDTH": hidden.shape[1],
             "TOP": top_k,
             "WORDS": words_of(inner),
             "SHARED_WORDS": words_of(width),
@@ -226,55 +204,31 @@ def experts_down(
         },
         grid=(32, cut.groups(N) * cut.simdgroups, M),
         threadgroup=(32, cut.simdgroups, 1),
-        macros=(f"SHARED_EXPERT {form}",),
+        bundle=bundle,
     )
     return y
 
 
-def experts_close(
-    h: mx.array,
-    sums: mx.array,
-    norms: tuple[Norm, Norm, Norm],
-    factor: mx.array,
-    *,
-    target: GpuTarget,
-) -> mx.array:
-    """(h + norm(norm_a(a) + norm_b(b))) * factor, in one launch.
+def up_numbers(norm: Norm | None, experts: ExpertWeights) -> mx.array:
+    """What `experts_up` knows of norm and activation."""
+    return constant((0.0 if norm is None else norm.eps, *activation_of(experts)[1]))
 
-    Args:
-        h: [M, C].
-        sums: [M, 2, C] float32, every row's a and b.
-        norms: of a, of b, of their sum; each has a weight.
-        factor: [1] float32, in the GPU's own memory.
-        target: where.
 
-    Returns:
-        [M, C] like h.
-
-    Raises:
-        ShapeError: the arrays do not belong together.
-    """
-    M, C = h.shape
-    weights = [norm.weight for norm in norms if norm.weight is not None]
-    if sums.shape != (M, 2, C) or [w.shape for w in weights] != [(C,)] * 3:
-        raise ShapeError(f"experts_close of h {h.shape} takes no sums {sums.shape}")
-    names = ("a_weight", "b_weight", "weight")
-    (y,) = launch(
-        target,
-        "experts_close",
-        {
-            "h": h,
-            "sums": sums,
-            **dict(zip(names, weights, strict=True)),
-            "numbers": constant(tuple(norm.eps for norm in norms)),
-            "factor": factor,
-        },
-        {"y": ((M, C), h.dtype)},
-        template={"T": h.dtype, "C": C, "THREADS": 256, "VALUES": -(-C // 256)},
-        grid=(M * 256, 1, 1),
-        threadgroup=(256, 1, 1),
-    )
-    return y
+def _shared_names(
+    shared: SharedExpertWeights | None, weight: mx.array | None
+) -> dict[str, mx.array | str]:
+    """What tells `experts_up` of a shared expert; `weight` is that of the experts' norm."""
+    if shared is None:
+        return {"SHARED_EXPERT": "0", "SHARED_NORM": "0"}
+    own = None if shared.norm is None else shared.norm.weight
+    is_own = own is not None and own is not weight
+    return {
+        "SHARED_EXPERT": "1",
+        "SHARED_NORM": str(int(is_own)),
+        **({"shared_norm_weight": own} if own is not None and is_own else {}),
+        **_arrays("shared_gate", shared.gate),
+        **_arrays("shared_up", shared.up),
+    }
 
 
 def _check_up(
@@ -314,7 +268,7 @@ def have_one_root(a: Norm | None, b: Norm | None) -> bool:
 
 
 def _check_down(
-    chosen: Chosen,
+    hidden: mx.array,
     experts: ExpertWeights,
     shared: SharedExpertWeights | None,
     residual: mx.array | None,
@@ -322,12 +276,11 @@ def _check_down(
     down = experts.down
     if not takes(experts) or not is_codes(down):
         raise ShapeError("experts_down has no body for these experts")
-    (_, N, inner), (M, top_k) = down.shape, chosen.ids.shape
-    width = top_k * inner + (0 if shared is None else shared.down.shape[1])
-    if chosen.hidden.shape != (M, width) or not 1 <= M <= MAX_ROWS or top_k != experts.top_k:
+    (_, N, inner), M, top_k = down.shape, hidden.shape[0], experts.top_k
+    width = top_k * inner + (0 if shared is None else shared.down.shape[1]) + notes_of(top_k)
+    if hidden.shape != (M, width) or not 1 <= M <= MAX_ROWS:
         raise ShapeError(
-            f"experts_down takes hidden rows {(M, width)} of 1 to {MAX_ROWS}, not "
-            f"{chosen.hidden.shape}"
+            f"experts_down takes hidden rows {(M, width)} of 1 to {MAX_ROWS}, not {hidden.shape}"
         )
     if residual is not None and residual.shape != (M, N):
         raise ShapeError(f"experts_down adds a residual {(M, N)}, not {residual.shape}")

@@ -3,6 +3,7 @@
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts import launch
 from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, constant
@@ -66,7 +67,7 @@ def experts_scores(
     *,
     dtype: mx.Dtype = mx.float32,
     target: GpuTarget,
-    simdgroups: int = _SIMDGROUPS,
+    bundle: Bundle | None = None,
 ) -> mx.array:
     """Scores [M, N]: router @ norm(x) + bias.
 
@@ -77,7 +78,7 @@ def experts_scores(
         bias: [N], or None.
         dtype: of the result.
         target: where.
-        simdgroups: of a threadgroup; they order no sum.
+        bundle: where what never changes lies side by side, if it does.
 
     Raises:
         ShapeError: the arrays are outside these bounds.
@@ -96,9 +97,10 @@ def experts_scores(
         target,
         "experts_scores",
         {
+            "BITS": str(router.bits if is_quantized else 0),
             "x": x,
             "norm_weight": "x" if weight is None else weight,
-            "numbers": constant(0.0 if norm is None else norm.eps),
+            "numbers": router_numbers(norm),
             "matrix": router.codes if is_quantized else router,
             "scales": router.scales if is_quantized else "numbers",
             "biases": ("scales" if is_quantized else "numbers") if biases is None else biases,
@@ -116,8 +118,13 @@ def experts_scores(
             "HAS_NORM_WEIGHT": weight is not None,
             "HAS_BIAS": bias is not None,
         },
-        grid=(32, -(-N // simdgroups) * simdgroups, x.shape[0]),
-        threadgroup=(32, simdgroups, 1),
-        macros=(f"BITS {router.bits if is_quantized else 0}",),
+        grid=(32, -(-N // _SIMDGROUPS) * _SIMDGROUPS, x.shape[0]),
+        threadgroup=(32, _SIMDGROUPS, 1),
+        bundle=bundle,
     )
     return scores
+
+
+def router_numbers(norm: Norm | None) -> mx.array:
+    """What `experts_scores` adds to the mean square."""
+    return constant(0.0 if norm is None else norm.eps)

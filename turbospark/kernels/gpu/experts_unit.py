@@ -1,28 +1,43 @@
 """The units of routed experts on a GPU: bodies for a few rows, sorted products for many."""
 
+import functools
 from collections.abc import Callable
+from typing import TypedDict
 
 import mlx.core as mx
 
 from turbospark.kernels.experts import mix_experts_sorted
+from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts import experts_route, layouts, takes, takes_groups
+from turbospark.kernels.gpu.experts_close import closing_numbers, experts_close
 from turbospark.kernels.gpu.experts_mix import (
     APART,
     GATED,
     PLAIN,
-    experts_close,
     experts_down,
     experts_up,
     have_one_root,
     takes_shared,
+    up_numbers,
 )
-from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router, takes_router
+from turbospark.kernels.gpu.experts_scores import (
+    experts_scores,
+    joined_router,
+    router_numbers,
+    takes_router,
+)
 from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, resident
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.target import MixExperts, RunBlock, SharedRows
 from turbospark.kernels.weights import ExpertBlock, ExpertWeights, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
+
+
+class _Given(TypedDict):
+    target: GpuTarget
+    bundle: Bundle
+
 
 Normed = Callable[[mx.array, Norm | None], mx.array]
 FewRows = Callable[[mx.array, bool], mx.array]
@@ -51,16 +66,17 @@ class ExpertUnits:
         target = self._target
 
         def few(h: mx.array, scores: mx.array) -> mx.array:
-            chosen = experts_up(h, norm, scores.astype(mx.float32), experts, target=target)
-            return experts_down(chosen, experts, dtype=h.dtype, target=target)
+            hidden = experts_up(h, norm, scores.astype(mx.float32), experts, target=target)
+            return experts_down(hidden, experts, dtype=h.dtype, target=target)
 
-        E, _, C = experts.gate.shape
-        rows, zeros = mx.zeros((1, C), mx.bfloat16), mx.zeros((1, E))
-        if not self._serves(_key(norm, experts), experts, lambda: few(rows, zeros)):
-            return None
+        @functools.cache
+        def serves() -> bool:
+            E, _, C = experts.gate.shape
+            rows, zeros = mx.zeros((1, C), mx.bfloat16), mx.zeros((1, E))
+            return self._serves(_key(norm, experts), experts, lambda: few(rows, zeros))
 
         def run(h: mx.array, scores: mx.array, shared: SharedRows | None, phase: Phase) -> mx.array:
-            if phase is Phase.DECODE and h.shape[0] <= MAX_ROWS:
+            if phase is Phase.DECODE and h.shape[0] <= MAX_ROWS and serves():
                 out = few(h, scores)
             else:
                 ids, weights = experts_route(
@@ -122,23 +138,47 @@ def takes_block(block: ExpertBlock) -> bool:
 
 
 def block_of(block: ExpertBlock, target: GpuTarget) -> FewRows:
-    """Three launches, scores, hidden rows and sum; four where the sums have norms of their own."""
-    experts, shared = block.experts, block.shared
-    score = None if shared is None else shared.score
-    router = joined_router(block.router, score)
-    close, join = _closing(block), join_of(block)
+    """Three launches, scores, hidden rows and sum; four where the sums have norms of their own.
+
+    What they read lies in one bundle, into which the experts' matrices move.
+    """
+    experts, shared, join, close = block.experts, block.shared, join_of(block), _closing(block)
+    router = joined_router(block.router, None if shared is None else shared.score)
     factor = resident(mx.ones((1,)) if block.factor is None else block.factor.astype(mx.float32))
+    bundle = bundle_of(block, router, factor)
+    given: _Given = {"target": target, "bundle": bundle}
 
     def run(h: mx.array, residual: bool) -> mx.array:
-        scores = experts_scores(h, block.router_norm, router, block.router_bias, target=target)
-        chosen = experts_up(
-            h, block.norm, scores, experts, shared, groups=block.groups, target=target
-        )
+        scores = experts_scores(h, block.router_norm, router, block.router_bias, **given)
+        hidden = experts_up(h, block.norm, scores, experts, shared, groups=block.groups, **given)
         added = h if residual and close is None else None
-        sums = experts_down(chosen, experts, shared, added, join=join, dtype=h.dtype, target=target)
-        return sums if close is None else experts_close(h, sums, close, factor, target=target)
+        sums = experts_down(hidden, experts, shared, added, join=join, dtype=h.dtype, **given)
+        return sums if close is None else experts_close(h, sums, close, factor, **given)
 
     return run
+
+
+def bundle_of(block: ExpertBlock, router: Weight, factor: mx.array | None = None) -> Bundle:
+    """All that the launches of a layer read and that never changes."""
+    experts, shared, close = block.experts, block.shared, _closing(block)
+    small = [router] if shared is None else [router, shared.gate, shared.up, shared.down]
+    norms = [block.router_norm, block.norm, None if shared is None else shared.norm]
+    copied = [
+        *(array for w in small for array in _arrays(w)),
+        *(norm.weight for norm in (*norms, *(close or ())) if norm is not None),
+        router_numbers(block.router_norm),
+        up_numbers(block.norm, experts),
+        *((closing_numbers(close), factor) if close else ()),
+        *(block.router_bias, experts.scale, *experts.biases),
+    ]
+    moved = [array for w in (experts.gate, experts.up, experts.down) for array in _arrays(w)]
+    return Bundle.of(moved, [array for array in copied if array is not None])
+
+
+def _arrays(w: Weight) -> list[mx.array]:
+    if not isinstance(w, QuantizedWeight):
+        return [w]
+    return [array for array in (w.codes, w.scales, w.biases) if array is not None]
 
 
 def join_of(block: ExpertBlock) -> int:

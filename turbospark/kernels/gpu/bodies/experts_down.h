@@ -1,21 +1,24 @@
-// y[M, N] = the sum over TOP experts of weight * (down h + bias), h their hidden rows [M, WIDTH],
-// 4-bit weights [E, N, I]; plus a shared expert's down h, whose hidden row of IS values lies behind
-// theirs: SHARED_EXPERT 1 multiplies it by sigmoid of the row's last score, 2 adds it as it is, 3
-// writes it to a row of its own, y[M, 2, N]; plus residual if RESIDUAL. A SIMD-group makes ROWS
-// columns of a row, BATCH experts at a time in rank order; threadgroup (32, SIMDGROUPS, 1); grid z:
-// row.
+// y[M, N] = the sum over TOP experts of weight * (down h + bias), 4-bit weights [E, N, I]. Of each
+// row hidden[M, WIDTH] holds theirs, the hidden row of a shared expert, IS values, weights, ids and
+// a score. The shared one's down h is added: SHARED_EXPERT 1 multiplies it by sigmoid of the score,
+// 2 adds it as it is, 3 writes it to a row of its own, y[M, 2, N]. Then comes residual if RESIDUAL.
+// A SIMD-group makes ROWS columns of a row, BATCH experts at a time in rank order; threadgroup
+// (32, SIMDGROUPS, 1); grid z: row.
 const int lane = static_cast<int>(thread_index_in_simdgroup);
 const int row = static_cast<int>(thread_position_in_grid.z);
 const int first = static_cast<int>(thread_position_in_grid.y) * ROWS;
 float total[ROWS];
 float beside[ROWS];
 int experts[TOP];
+const int notes = row * WIDTH + TOP * I + IS;
 UNROLL for (int rank = 0; rank < TOP; rank++) {
-  experts[rank] = metal::max(0, metal::min(static_cast<int>(ids[row * TOP + rank]), E - 1)) * N;
+  const int expert = static_cast<int>(hidden[notes + TOP + rank]);
+  experts[rank] = metal::max(0, metal::min(expert, E - 1)) * N;
 }
 const int own_rank = metal::min(lane, TOP - 1);
-const int own_expert = metal::max(0, metal::min(static_cast<int>(ids[row * TOP + own_rank]), E - 1));
-const float own_share = lane < TOP ? static_cast<float>(weights[row * TOP + own_rank]) : 0.0f;
+const int noted = static_cast<int>(hidden[notes + TOP + own_rank]);
+const int own_expert = metal::max(0, metal::min(noted, E - 1));
+const float own_share = lane < TOP ? hidden[notes + own_rank] : 0.0f;
 UNROLL for (int r = 0; r < ROWS; r++) {
   total[r] = 0.0f;
   beside[r] = 0.0f;
@@ -25,8 +28,7 @@ UNROLL for (int r = 0; r < ROWS; r++) {
   }
 }
 #if SHARED_EXPERT
-const float score =
-    SHARED_EXPERT == 1 ? static_cast<float>(scores[row * (E + 1) + E]) : 0.0f;
+const float score = hidden[notes + 2 * TOP];
 for (int start = 0; start < IS; start += 32 * 8 * SHARED_WORDS) {
   const int k = start + lane * 8 * SHARED_WORDS;
   if (k < IS) {

@@ -1,6 +1,7 @@
-// hidden[M, WIDTH]: joined gate y and up y of every row's TOP best experts, in rank order, I values each,
-// and IS values of a shared expert behind them if SHARED; y = norm(x), 4-bit weights [E, I, K].
-// Every threadgroup ranks the row's scores [M, SCORES]; one of them notes ids and weights [M, TOP].
+// hidden[M, WIDTH]: joined gate y and up y of every row's TOP best experts, in rank order, I values
+// each, and IS values of a shared expert behind them if SHARED_EXPERT; y = norm(x), 4-bit weights
+// [E, I, K]. Every threadgroup ranks the row's scores [M, SCORES]; one of them notes weights, ids
+// and the last score behind the hidden rows, which end in zeros.
 // A SIMD-group makes ROWS columns, AHEAD packs of a lane at a time; an expert's columns are those
 // of PER_SLOT SIMD-groups. Threadgroup (32, SIMDGROUPS, 1); grid z: row. numbers: eps, alpha, limit.
 SHARED int picked[1];
@@ -17,10 +18,16 @@ if (!is_shared && simdgroup_index_in_threadgroup == 0) {
   }
   const Choice choice = ranked<E, TOP, VALUES, RENORMALISE, GROUPS, KEPT>(score, lane);
   if (lane == slot) { picked[0] = choice.expert; }
-  if (place == 0 && lane < TOP) {
-    ids[row * TOP + lane] = choice.expert;
-    weights[row * TOP + lane] =
-        HAS_SCALE ? choice.share * static_cast<float>(expert_scale[choice.expert]) : choice.share;
+  if (place == 0) {
+    const int notes = row * WIDTH + TOP * I + IS;
+    if (lane < TOP) {
+      const float scale = HAS_SCALE ? static_cast<float>(expert_scale[choice.expert]) : 1.0f;
+      hidden[notes + lane] = HAS_SCALE ? choice.share * scale : choice.share;
+      hidden[notes + TOP + lane] = static_cast<float>(choice.expert);
+    }
+    if (lane < WIDTH - TOP * I - IS - 2 * TOP) {
+      hidden[notes + 2 * TOP + lane] = lane == 0 ? scores[row * SCORES + SCORES - 1] : 0.0f;
+    }
   }
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
