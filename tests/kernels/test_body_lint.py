@@ -103,15 +103,14 @@ KERNELS = {
         {"matrix"},
     ),
     "experts_up": (
-        form_of("experts_up", UP_NAMES, "hidden ids weights"),
+        form_of("experts_up", UP_NAMES, "hidden"),
         {*UP_NAMES.split()} - {"numbers", "scores", "expert_scale", "gate_bias", "up_bias"},
         {"gate_at", "up_at"},
     ),
     "experts_down": (
         form_of(
             "experts_down",
-            "hidden ids weights scores codes scales biases bias shared_codes shared_scales "
-            "shared_biases residual",
+            "hidden codes scales biases bias shared_codes shared_scales shared_biases residual",
             "y",
         ),
         {"hidden", "codes", "shared_codes"},
