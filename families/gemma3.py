@@ -102,8 +102,7 @@ class Gemma3Attention(nn.Module):
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, k, v = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice
-        attended = self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
-        return self.output(attended, h, phase)  # [T, C]
+        return self.attend(q, k, v, cache, phase)  # [T, Hq * D]; k, v are rows of the cache
 
 
 class Gemma3Layer(SandwichLayer):

@@ -41,6 +41,7 @@ from turbospark.nn.decoder import Cache, CausalLM, Decoder, layer_caches
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Closing, Experts, RoutedExperts, Router, SharedExpert
+from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual
 from turbospark.nn.rope import read_rope
 from turbospark.nn.scaled_embedding import ScaledEmbedding
@@ -194,7 +195,7 @@ class Gemma4Attention(nn.Module):
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, *kv = self.project(h, phase)  # [T, Hq * D], [T, Hkv * D] twice, once or not at all
         k, v = (kv[0], kv[-1]) if kv else (None, None)
-        return self.output(self.attend(q, k, v, cache, phase), h, phase)  # [T, C]
+        return self.attend(q, k, v, cache, phase)  # [T, Hq * D]
 
 
 class RouterNorm(RMSNorm):
@@ -230,6 +231,9 @@ class Gemma4Layer(nn.Module):
             residual=not config.enable_moe_block,
         )
         self.routed = self._add_experts(config) if config.enable_moe_block else None
+        self.finish = ProjectedMLP(
+            self.self_attn.output, self.mlp if self.routed is None else self.routed.advance
+        )
         self._activation: Activation = config.activation
         if P:
             self.per_layer_input_gate = Linear(C, P)
@@ -268,13 +272,10 @@ class Gemma4Layer(nn.Module):
 
     def __call__(self, h: mx.array, given: mx.array | None, cache: Cache, phase: Phase) -> mx.array:
         """Advance the stream h [T, C]; `given` [T, P] is this layer's own input, if any."""
-        h = self.self_attn(h, cache, phase)
-        if self.routed is None:
-            h = self.mlp(h, phase)
-        else:
-            h = self.routed.advance(h, phase)
-            if given is None:
-                return h  # `advance` has scaled it
+        attended = self.self_attn(h, cache, phase)  # [T, Hq * D]
+        h = self.finish(attended, h, phase)
+        if self.routed is not None and given is None:
+            return h  # the experts' closing has scaled it
         if given is not None:
             (gate,) = self.gate_input(h, phase)  # [T, P]
             h = self.add_input(activate_reference(gate, self._activation) * given, h, phase)

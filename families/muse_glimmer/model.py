@@ -141,8 +141,7 @@ class MuseGlimmerAttention(nn.Module):
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:
         q, gate, k, v = self.project(h, phase)  # [T, Hq * D] and [T, Hkv * D], twice each
-        attended = self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
-        return self.output(attended, h, phase)  # [T, C]
+        return self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
 
 
 class MuseGlimmerLayer(SandwichLayer):

@@ -14,7 +14,8 @@ from turbospark.kernels.gpu.int4_chain import (
 from turbospark.kernels.gpu.int4_mma import Geometry, int4_mma
 from turbospark.kernels.gpu.int4_product import Int4Product
 from turbospark.kernels.gpu.kernel import GpuTarget
-from turbospark.kernels.weights import Activation, Norm
+from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.weights import Activation, Norm, QuantizedWeight
 
 BRAIN, HALF, WIDE = mx.bfloat16, mx.float16, mx.float32
 SEPARATE = Geometry(8, 4, 2, 1, True)
@@ -34,11 +35,13 @@ class ChainCase:
     has_norm_weight: bool = True
     activation: Activation = "silu"
     cut: ChainGeometry | None = None
+    has_post_norms: bool = False
 
     def __str__(self) -> str:
         kinds = f"{self.dtype}-{self.scale_dtype}".replace("mlx.core.", "")
+        post = "-post" if self.has_post_norms else ""
         cut = "" if self.cut is None else f"-ring{self.cut.ring}-tall{self.cut.tall}"
-        return f"{self.M}x{self.K}-{self.C}-{self.I}-{kinds}-{self.activation}{cut}"
+        return f"{self.M}x{self.K}-{self.C}-{self.I}-{kinds}-{self.activation}{cut}{post}"
 
     def chain(self) -> Int4Chain:
         K, C, I = self.K, self.C, self.I  # noqa: E741
@@ -54,7 +57,10 @@ class ChainCase:
             for i, (N, _) in enumerate(shapes)
         ]
         weight = rows(1, C, seed=7)[0] + 2.0 if self.has_norm_weight else None
-        made = Int4Chain.build(weights, biases, Norm(weight, 1e-3), self.activation)
+        posts = [Norm(rows(1, C, seed=8 + i)[0] + 1.5, 1e-3 / (i + 1)) for i in range(2)]
+        post_norms = (posts[0], posts[1]) if self.has_post_norms else None
+        norm = Norm(weight, 1e-3)
+        made = Int4Chain.build(weights, biases, norm, self.activation, post_norms)
         assert made is not None
         return made
 
@@ -76,13 +82,23 @@ def three_launches(
     target: GpuTarget,
     cut: Geometry | None = SEPARATE,
 ) -> mx.array:
-    """The chain as separate products."""
+    """The chain as separate products, and as norms between them."""
     output, gate, up, down = chain.weights
     first, *pair, last = chain.biases
-    h = int4_mma(Int4Product((output,), (first,), residual=True), x, residual, target, cut)[0]
+
+    def added(
+        w: QuantizedWeight, bias: mx.array | None, x: mx.array, h: mx.array, i: int
+    ) -> mx.array:
+        product = Int4Product((w,), (bias,), residual=chain.post_norms is None)
+        if chain.post_norms is None:
+            return int4_mma(product, x, h, target, cut)[0]
+        y = int4_mma(product, x, None, target, cut)[0]
+        return rms_norm(y, chain.post_norms[i], h, target=target)
+
+    h = added(output, first, x, residual, 0)
     middle = Int4Product((gate, up), tuple(pair), chain.norm, chain.activation)
     inner = int4_mma(middle, h, None, target, cut)[0]
-    return int4_mma(Int4Product((down,), (last,), residual=True), inner, h, target, cut)[0]
+    return added(down, last, inner, h, 1)
 
 
 DIRECT = ChainGeometry(3, 1, staged_x=False, staged_inner=False, tall=2)
@@ -93,4 +109,6 @@ CASES = [
     ChainCase(4, 512, 192, 768, BRAIN, BRAIN, cut=ChainGeometry(2, 1)),
     ChainCase(5, 1088, 64, 640, HALF, HALF, bias=(1, 2), cut=DIRECT),
     ChainCase(8, 576, 384, 2368, BRAIN, BRAIN, bias=(2,), cut=ChainGeometry(5, 2, tall=2)),
+    ChainCase(1, 320, 192, 704, BRAIN, BRAIN, activation="gelu_tanh", has_post_norms=True),
+    ChainCase(7, 128, 448, 576, BRAIN, WIDE, bias=(0, 3), has_post_norms=True, cut=DIRECT),
 ]

@@ -94,6 +94,7 @@ LAUNCHES = {
     "a chain of one row": ChainCase(1, 4096, 320, 9216).run,
     "a chain of eight rows": ChainCase(8, 4096, 256, 14336, HALF, HALF).run,
     "a chain of odd groups": CHAIN_CASES[4].run,
+    "a chain with norms behind": CHAIN_CASES[6].run,
     "a delta net's row": delta(1, 128),
     "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
     "wide heads of a delta net": delta(2, 256),

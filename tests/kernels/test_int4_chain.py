@@ -45,18 +45,22 @@ def test_the_chain_gives_the_bits_of_three_launches(case: ChainCase, target: str
     y = case.run(gpu)
     assert (y.shape, y.dtype) == ((case.M, case.C), case.dtype)
     assert error(case, y) < 3 * TOLERANCE[case.dtype]  # two results are rounded on the way
-    assert mx.array_equal(y, three_launches(case.chain(), case.x(), case.residual(), gpu))
+    parts = three_launches(case.chain(), case.x(), case.residual(), gpu)
+    if case.has_post_norms:  # whose squares are summed in another order
+        assert mx.abs(y - parts).max() <= 2 * TOLERANCE[case.dtype] * mx.abs(parts).max()
+    else:
+        assert mx.array_equal(y, parts)
 
 
 @pytest.mark.parametrize("order", [1, 7])
-@pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[7]], ids=str)
 def test_one_block_alone_finishes_the_chain(case: ChainCase, order: int) -> None:
     y = case.run(int4_emulation(order=order, blocks=1))
     assert mx.array_equal(y, case.run(int4_emulation()))
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("case", [CASES[2], CASES[5]], ids=str)
+@pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[7]], ids=str)
 def test_a_row_does_not_depend_on_its_neighbours(case: ChainCase, target: str) -> None:
     gpu, chain = target_of(target), case.chain()
     together = case.run(gpu)

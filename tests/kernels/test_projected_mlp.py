@@ -38,13 +38,15 @@ def linear(outputs: int, inputs: int, seed: int) -> Linear:
 class Layer(nn.Module):
     """A layer whose mixer is a projection."""
 
-    def __init__(self, *, post_norm: bool = False, seed: int = 0) -> None:
+    def __init__(self, *, post_norms: int = 0, seed: int = 0) -> None:
         super().__init__()
         self.first, self.second = RMSNorm(C, 1e-5), RMSNorm(C, 1e-5)
         self.mix_proj, self.o_proj = linear(WIDTH, C, seed + 1), linear(C, WIDTH, seed + 2)
         self.project = NormedProjections(self.first, [self.mix_proj])
-        self.output = ProjectedResidual(self.o_proj, RMSNorm(C, 1e-5) if post_norm else None)
-        self.mlp = MLP(C, INNER, self.second, activation="silu")
+        self.third = RMSNorm(C, 1e-5) if post_norms > 0 else None
+        self.fourth = RMSNorm(C, 1e-5) if post_norms > 1 else None
+        self.output = ProjectedResidual(self.o_proj, self.third)
+        self.mlp = MLP(C, INNER, self.second, activation="silu", post_norm=self.fourth)
         for i, part in enumerate(self.mlp.step.parts):
             part.assign(linear(*part.value.shape, seed + 3 + i).value)
         self.finish = ProjectedMLP(self.output, self.mlp)
@@ -60,9 +62,9 @@ def run(
     phase: Phase = Phase.DECODE,
     *,
     is_projected: bool = True,
-    post_norm: bool = False,
+    post_norms: int = 0,
 ) -> np.ndarray:
-    layer = Layer(post_norm=post_norm)
+    layer = Layer(post_norms=post_norms)
     bind_units(layer, kernels)
     h = rows(count, C).astype(mx.float16)
     made = layer(h, phase, is_projected=is_projected)
@@ -77,12 +79,13 @@ def on_emulation(launched: list[str], disable: str = "") -> GpuKernels:
     return GpuKernels(int4_emulation(launched=launched), KernelPolicy(disable_kernels=disable))
 
 
+@pytest.mark.parametrize("post_norms", [0, 2])
 @pytest.mark.parametrize("count", [1, 8])
-def test_a_few_rows_finish_a_layer_in_one_launch(count: int) -> None:
+def test_a_few_rows_finish_a_layer_in_one_launch(count: int, post_norms: int) -> None:
     launched: list[str] = []
-    found = run(on_emulation(launched), count)
+    found = run(on_emulation(launched), count, post_norms=post_norms)
     assert launched == ["int4_mma_1_zeros", "int4_chain_2"]
-    assert_alike(found, run(ReferenceKernels(), count))
+    assert_alike(found, run(ReferenceKernels(), count, post_norms=post_norms))
 
 
 @pytest.mark.parametrize(
@@ -91,9 +94,9 @@ def test_a_few_rows_finish_a_layer_in_one_launch(count: int) -> None:
         {"count": 9},
         {"phase": Phase.PREFILL},
         {"is_projected": False},
-        {"post_norm": True},
+        {"post_norms": 1},
     ],
-    ids=["nine rows", "prefill", "other rows", "a post norm"],
+    ids=["nine rows", "prefill", "other rows", "one post norm"],
 )
 def test_what_the_launch_does_not_serve_runs_in_parts(options: dict[str, Any]) -> None:
     launched: list[str] = []
@@ -124,10 +127,10 @@ def test_a_refused_launch_gives_way_with_one_line(caplog: pytest.LogCaptureFixtu
         linear(*shape, 5).value for shape in [(C, WIDTH), (INNER, C), (INNER, C), (C, INNER)]
     ]
     norm = RMSNorm(C, 1e-5).value
-    assert kernels.projected_mlp(weights, [None] * 4, norm, "silu") is None
+    assert kernels.projected_mlp(weights, [None] * 4, norm, "silu", None) is None
     assert "int4_chain cannot run for 128 to 192 to 320 values, three launches do" in caplog.text
     assert len(caplog.records) == 1
-    assert kernels.projected_mlp(weights, [None] * 4, norm, "silu") is None
+    assert kernels.projected_mlp(weights, [None] * 4, norm, "silu", None) is None
     assert len(caplog.records) == 1
 
 

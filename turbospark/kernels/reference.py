@@ -94,6 +94,7 @@ class ReferenceKernels:
         biases: Sequence[mx.array | None],
         norm: Norm | None,
         activation: Activation,
+        post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
         return None
 

@@ -214,8 +214,9 @@ class KernelSet(Protocol):
         biases: Sequence[mx.array | None],
         norm: Norm | None,
         activation: Activation,
+        post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
-        """`projected_residual`, then `gated_mlp`, without post norms: output, gate, up, down."""
+        """`projected_residual`, then `gated_mlp`: weights of output, gate, up and down."""
         ...
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:

@@ -18,7 +18,8 @@ class ProjectedMLP(Unit):
 
     Args:
         output: adds what a layer's mixer gave to the stream.
-        mlp: advances the stream; one step takes in a dense one without a norm behind it.
+        mlp: advances the stream; one step takes in a dense one that has a norm behind it if
+            `output` has one, and none if not.
     """
 
     def __init__(
@@ -35,12 +36,13 @@ class ProjectedMLP(Unit):
         if not isinstance(self._mlp, MLP):
             return None
         step, norm = self._mlp.step, self._mlp.step.norm
-        has_post_norm = self._output.post_norm is not None or step.post_norm is not None
-        if norm is None or has_post_norm or not step.residual:
+        first, last = self._output.post_norm, step.post_norm
+        if norm is None or not step.residual or (first is None) != (last is None):
             return None
+        post_norms = None if first is None or last is None else (first.value, last.value)
         modules = (self._output.projection, *step.parts)
         weights, biases = [m.value for m in modules], [bias_of(m) for m in modules]
-        return kernels.projected_mlp(weights, biases, norm.value, step.activation)
+        return kernels.projected_mlp(weights, biases, norm.value, step.activation, post_norms)
 
     def __call__(self, x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
         """Finish a layer whose mixer gave x [T, K], given its stream [T, C]: [T, C]."""

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from turbospark.kernels.weights import Activation
 from turbospark.nn.linear import RMSNorm
 from turbospark.nn.mlp import MLP
+from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.protocols import Phase
 
 
@@ -19,7 +20,7 @@ class SandwichLayer(nn.Module):
         dims: of the residual stream, C.
         inner: of the MLP's hidden layer.
         attention: the norm of its input and that of its output -> the layer's attention, which
-            takes h [T, C], a cache and a phase.
+            makes [T, Hq * D] of h [T, C], a cache and a phase, and has a unit `output` for them.
         activation: of the MLP's gate.
         eps: of the norms before.
         post_eps: of the norms behind.
@@ -48,6 +49,8 @@ class SandwichLayer(nn.Module):
             activation=activation,
             post_norm=self.post_feedforward_layernorm,
         )
+        self.finish = ProjectedMLP(self.self_attn.output, self.mlp)
 
     def __call__(self, h: mx.array, cache: Any, phase: Phase) -> mx.array:
-        return self.mlp(self.self_attn(h, cache, phase), phase)
+        attended = self.self_attn(h, cache, phase)  # [T, Hq * D]
+        return self.finish(attended, h, phase)  # [T, C]

@@ -24,7 +24,7 @@ from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
 
-COUNTERS = 96
+COUNTERS = 128
 """Zeros that a launch needs; see the body for their places."""
 
 _WARPS, _STEP = 8, 4
@@ -33,7 +33,7 @@ _ARRAYS = ("codes", "scales", "biases", "bias")
 KERNEL = Kernel(
     "int4_chain",
     (
-        *("x", "residual", "norm_weight", "numbers", "counters"),
+        *("x", "residual", "norm_weight", "first_norm", "last_norm", "numbers", "counters"),
         *(f"{array}{i}" for i in range(4) for array in _ARRAYS),
     ),
     ("y", "scratch"),
@@ -48,13 +48,14 @@ _IN_PAIRS = replace(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Int4Chain:
-    """h + down(activation(gate y) * up y) with y = norm(h) and h = residual + output(x).
+    """h + last(down(activation(gate y) * up y)); y = norm(h), h = residual + first(output(x)).
 
     Attributes:
         weights: output [C, K], gate and up [I, C], down [C, I], 4 bits in groups of 64.
         biases: [N] or None, one a weight.
         norm: between output and gate.
         activation: of the gate.
+        post_norms: first and last, both with weights, or none.
         bundle: where weights, norm and numbers lie side by side, or None.
     """
 
@@ -62,6 +63,7 @@ class Int4Chain:
     biases: tuple[mx.array | None, ...]
     norm: Norm
     activation: Activation
+    post_norms: tuple[Norm, Norm] | None = None
     bundle: Bundle | None = None
 
     @classmethod
@@ -71,6 +73,7 @@ class Int4Chain:
         biases: Sequence[mx.array | None],
         norm: Norm | None,
         activation: Activation,
+        post_norms: tuple[Norm, Norm] | None = None,
     ) -> "Int4Chain | None":
         """The chain of output, gate, up and down, or None where the body does not serve them."""
         quantized = [w for w in weights if isinstance(w, QuantizedWeight) and takes(w)]
@@ -84,14 +87,15 @@ class Int4Chain:
             or quantized[0].group_size != 64
             or not offsets <= {quantized[0].scales.dtype}
             or len({bias.dtype for bias in biases if bias is not None}) > 1
+            or any(post.weight is None for post in post_norms or ())
         ):
             return None
-        return cls(tuple(quantized), tuple(biases), norm, activation)
+        return cls(tuple(quantized), tuple(biases), norm, activation, post_norms)
 
     def bundled(self) -> Bundle:
         """Its arrays side by side: matrices move there, the rest is copied."""
         moved = [array for w in self.weights for array in (w.codes, w.scales, w.biases)]
-        copied = [self.numbers, *self.biases, self.norm.weight]
+        copied = [self.numbers, *self.biases, *self.norm_weights]
         return Bundle.of(
             [array for array in moved if array is not None],
             [array for array in copied if array is not None],
@@ -100,7 +104,13 @@ class Int4Chain:
     @property
     def numbers(self) -> mx.array:
         """What the body takes besides arrays of the model."""
-        return constant((self.norm.eps, 0.0))
+        first, last = self.post_norms or (None, None)
+        return constant((self.norm.eps, first.eps if first else 0.0, last.eps if last else 0.0))
+
+    @property
+    def norm_weights(self) -> list[mx.array | None]:
+        """Of the norm between, the first and the last one."""
+        return [self.norm.weight, *(norm.weight for norm in self.post_norms or ())]
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -159,6 +169,7 @@ def int4_chain(
     (_, C, I), M = chain.sizes, x.shape[0]  # noqa: E741 - the body calls it so
     cut = geometry or choose_geometry(chain, M)
     tiles = (C + I) // 16 + C // (16 * cut.tall)
+    notes = (2 * C if chain.post_norms else C) + I
     blocks = min(tiles, MULTIPROCESSORS * cut.blocks)
     kernel = KERNEL if cut.blocks == 1 else _IN_PAIRS
     y, _ = kernel(
@@ -167,7 +178,7 @@ def int4_chain(
         template=_template(chain, x, cut),
         grid=(blocks * THREADS, 1, 1),
         threadgroup=(THREADS, 1, 1),
-        outputs=[((M, C), x.dtype), ((M * (C + I),), x.dtype)],
+        outputs=[((M, C), x.dtype), ((M * notes,), x.dtype)],
         shared_bytes=shared_bytes(chain, M, cut),
         bundle=chain.bundle,
     )
@@ -182,12 +193,17 @@ def int4_chain_reference(chain: Int4Chain, x: mx.array, residual: mx.array) -> m
         made = y @ dequantize_reference(chain.weights[i]).T
         return made if bias is None else made + bias.astype(mx.float32)
 
-    h = residual.astype(mx.float32) + project(x.astype(mx.float32), 0)
-    weight = chain.norm.weight
-    wide = None if weight is None else weight.astype(mx.float32)
-    y = mx.fast.rms_norm(h, wide, chain.norm.eps)
+    def normed(y: mx.array, norm: Norm | None) -> mx.array:
+        if norm is None:
+            return y
+        weight = None if norm.weight is None else norm.weight.astype(mx.float32)
+        return mx.fast.rms_norm(y, weight, norm.eps)
+
+    first, last = chain.post_norms or (None, None)
+    h = residual.astype(mx.float32) + normed(project(x.astype(mx.float32), 0), first)
+    y = normed(h, chain.norm)
     inner = activate_reference(project(y, 1), chain.activation) * project(y, 2)
-    return (h + project(inner, 3)).astype(x.dtype)
+    return (h + normed(project(inner, 3), last)).astype(x.dtype)
 
 
 def takes_rows(chain: Int4Chain, x: mx.array, residual: mx.array) -> bool:
@@ -250,6 +266,7 @@ def _template(chain: Int4Chain, x: mx.array, cut: ChainGeometry) -> Template:
         "HAS_BIASES": first.biases is not None,
         "ZERO": first.zero or 0,
         "HAS_NORM_WEIGHT": chain.norm.weight is not None,
+        "POST_NORMS": chain.post_norms is not None,
         "HAS_BIAS": sum(1 << i for i, bias in enumerate(chain.biases) if bias is not None),
         "ACTIVATION": ACTIVATIONS[chain.activation],
         "RING": cut.ring,
@@ -263,8 +280,8 @@ def _template(chain: Int4Chain, x: mx.array, cut: ChainGeometry) -> Template:
 def _inputs(
     chain: Int4Chain, x: mx.array, residual: mx.array, counters: mx.array
 ) -> list[mx.array]:
-    weight = chain.norm.weight
-    arrays = [x, residual, x if weight is None else weight, chain.numbers, counters]
+    weights = [x if weight is None else weight for weight in chain.norm_weights]
+    arrays = [x, residual, *weights, *[x] * (3 - len(weights)), chain.numbers, counters]
     stand_in = next((bias for bias in chain.biases if bias is not None), x)
     for w, bias in zip(chain.weights, chain.biases, strict=True):
         offsets = w.scales if w.biases is None else w.biases

@@ -221,9 +221,10 @@ class GpuKernels:
         biases: Sequence[mx.array | None],
         norm: Norm | None,
         activation: Activation,
+        post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
-        """`projected_residual`, then `gated_mlp`, without post norms: output, gate, up, down."""
-        return self._products.chain(weights, biases, norm, activation)
+        """`projected_residual`, then `gated_mlp`: weights of output, gate, up and down."""
+        return self._products.chain(weights, biases, norm, activation, post_norms)
 
     def _added(self, weight: Weight, bias: mx.array | None, post_norm: Norm | None) -> AddProjected:
         products = self._products

@@ -122,6 +122,7 @@ class HostKernels:
         biases: Sequence[mx.array | None],
         norm: Norm | None,
         activation: Activation,
+        post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
         return None
 

@@ -146,12 +146,69 @@ FUNC uint place_of_chunk(int chunk) {
   return chunk / 8 * 128 + chunk % 2 * 64 + chunk % 8 / 2 * 16;
 }
 
-// Puts M rows of x in shared memory, normed if NORM; 256 threads take part.
-// `sums` has room for 8 * M floats. Ends with a barrier.
+// 1 / sqrt(mean + eps) of rows of K values, of whose squares each of 256 threads has a part.
+// `sums` has room for 8 * M floats; nobody may read them any more.
+template <int M>
+FUNC void inverse_means(float (&inverse)[M], const float (&squares)[M], int K, float eps,
+                        SHARED_PTR float* sums, int index) {
+  UNROLL for (int m = 0; m < M; m++) {
+    const float square_sum = simd_sum(squares[m]);
+    if (index % 32 == 0) { sums[m * 8 + index / 32] = square_sum; }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  UNROLL for (int m = 0; m < M; m++) {
+    float square_sum = 0.0f;
+    UNROLL for (int i = 0; i < 8; i++) { square_sum += sums[m * 8 + i]; }
+    inverse[m] = inverse_root_mean(square_sum, K, eps);
+  }
+}
+
+template <typename X>
+FUNC float add_squares(float sum, const Pack<uint, 4>& words) {
+  const Floats<8> value = to_floats<X>(words);
+  UNROLL for (int i = 0; i < 8; i++) { sum = metal::fma(value.v[i], value.v[i], sum); }
+  return sum;
+}
+
+// The factors of a chunk in natural order, or ones.
+template <bool HAS_NORM_WEIGHT, typename W>
+FUNC Floats<8> factors_of(const GLOBAL W* norm_weight, int chunk) {
+  Floats<8> factor;
+  if constexpr (HAS_NORM_WEIGHT) {
+    factor = load_floats<8>(norm_weight + chunk * 8);
+  } else {
+    UNROLL for (int i = 0; i < 8; i++) { factor.v[i] = 1.0f; }
+  }
+  return factor;
+}
+
+// Multiplies M staged rows by their inverse means and the norm's weight. Ends with a barrier.
+template <typename X, int M, int K, bool HAS_NORM_WEIGHT, typename W>
+FUNC void scale_rows(uint to, const float (&inverse)[M], const GLOBAL W* norm_weight, int index) {
+  for (int chunk = index; chunk < K / 8; chunk += 256) {
+    const Floats<8> factor = factors_of<HAS_NORM_WEIGHT>(norm_weight, chunk);
+    UNROLL for (int m = 0; m < M; m++) {
+      const uint at = to + place_of_chunk(chunk) + m * row_bytes(K);
+      auto words = load_shared<Pack<uint, 4>>(at);
+      Floats<8> value = to_floats<X>(words);
+      UNROLL for (int i = 0; i < 8; i++) {
+        value.v[i] = value.v[i] * inverse[m];
+        if constexpr (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i / 2 + i % 2 * 4]; }
+      }
+      UNROLL for (int i = 0; i < 4; i++) {
+        words.v[i] = Pair<X>::pack(value.v[2 * i], value.v[2 * i + 1]);
+      }
+      store_shared(at, words);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+// Puts M rows of x in shared memory, normed if NORM; 256 threads take part. `sums` has room for
+// 8 * M floats. Ends with a barrier.
 template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, typename X, typename W>
 FUNC void stage_rows(uint to, const GLOBAL X* x, const GLOBAL W* norm_weight, float eps,
                      SHARED_PTR float* sums, int index) {
-  constexpr int STRIDE = row_bytes(K);
   float squares[M];
   UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
   for (int chunk = index; chunk < K / 8; chunk += 256) {
@@ -159,43 +216,58 @@ FUNC void stage_rows(uint to, const GLOBAL X* x, const GLOBAL W* norm_weight, fl
     UNROLL for (int m = 0; m < M; m++) { words[m] = load_eight(x + m * K + chunk * 8); }
     UNROLL for (int m = 0; m < M; m++) {
       words[m] = in_code_order(words[m]);
-      store_shared(to + place_of_chunk(chunk) + m * STRIDE, words[m]);
-      if constexpr (NORM) {
-        const Floats<8> value = to_floats<X>(words[m]);
-        UNROLL for (int i = 0; i < 8; i++) {
-          squares[m] = metal::fma(value.v[i], value.v[i], squares[m]);
-        }
-      }
+      store_shared(to + place_of_chunk(chunk) + m * row_bytes(K), words[m]);
+      if constexpr (NORM) { squares[m] = add_squares<X>(squares[m], words[m]); }
     }
   }
   if constexpr (NORM) {
-    UNROLL for (int m = 0; m < M; m++) {
-      const float square_sum = simd_sum(squares[m]);
-      if (index % 32 == 0) { sums[m * 8 + index / 32] = square_sum; }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
     float inverse[M];
+    inverse_means<M>(inverse, squares, K, eps, sums, index);
+    scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, norm_weight, index);
+  } else {
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+}
+
+// residual + norm(x) for eight values side by side, in memory's order.
+template <typename X, typename W>
+FUNC Pack<uint, 4> add_normed(const Pack<uint, 4>& x, float inverse, const Floats<8>& factor,
+                              const GLOBAL X* residual) {
+  const Floats<8> value = to_floats<X>(x);
+  const Floats<8> base = to_floats<X>(load_eight(residual));
+  float sum[8];
+  UNROLL for (int i = 0; i < 8; i++) {
+    sum[i] = base.v[i] + value.v[i] * inverse * factor.v[i];
+  }
+  Pack<uint, 4> words;
+  UNROLL for (int i = 0; i < 4; i++) { words.v[i] = Pair<X>::pack(sum[2 * i], sum[2 * i + 1]); }
+  return words;
+}
+
+template <typename X>
+FUNC void store_eight(GLOBAL X* to, const Pack<uint, 4>& words) {
+  store_pack<4>(reinterpret_cast<GLOBAL uint*>(to), words);
+}
+
+// residual + norm(x) for M rows of K values in global memory, in the hands of 256 threads. Each
+// eight values are given to `take`, with their row and the place of the first.
+template <int M, int K, typename X, typename W, typename Take>
+FUNC void add_normed_rows(const GLOBAL X* x, const GLOBAL X* residual, const GLOBAL W* norm_weight,
+                          float eps, SHARED_PTR float* sums, int index, Take take) {
+  float squares[M];
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  for (int chunk = index; chunk < K / 8; chunk += 256) {
     UNROLL for (int m = 0; m < M; m++) {
-      float square_sum = 0.0f;
-      UNROLL for (int i = 0; i < 8; i++) { square_sum += sums[m * 8 + i]; }
-      inverse[m] = inverse_root_mean(square_sum, K, eps);
+      squares[m] = add_squares<X>(squares[m], load_eight(x + m * K + chunk * 8));
     }
-    for (int chunk = index; chunk < K / 8; chunk += 256) {
-      Floats<8> factor;
-      if constexpr (HAS_NORM_WEIGHT) { factor = load_floats<8>(norm_weight + chunk * 8); }
-      UNROLL for (int m = 0; m < M; m++) {
-        const uint at = to + place_of_chunk(chunk) + m * STRIDE;
-        auto words = load_shared<Pack<uint, 4>>(at);
-        Floats<8> value = to_floats<X>(words);
-        UNROLL for (int i = 0; i < 8; i++) {
-          value.v[i] = value.v[i] * inverse[m];
-          if constexpr (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i / 2 + i % 2 * 4]; }
-        }
-        UNROLL for (int i = 0; i < 4; i++) {
-          words.v[i] = Pair<X>::pack(value.v[2 * i], value.v[2 * i + 1]);
-        }
-        store_shared(at, words);
-      }
+  }
+  float inverse[M];
+  inverse_means<M>(inverse, squares, K, eps, sums, index);
+  for (int chunk = index; chunk < K / 8; chunk += 256) {
+    const Floats<8> factor = factors_of<true>(norm_weight, chunk);
+    UNROLL for (int m = 0; m < M; m++) {
+      const int at = m * K + chunk * 8;
+      take(m, chunk, add_normed<X, W>(load_eight(x + at), inverse[m], factor, residual + at));
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);

@@ -1,7 +1,9 @@
 // The second half of a layer for M rows: hidden = residual + x O; inner = act(gate y) * up y with
-// y = norm(hidden); y = hidden + inner D. Weights have 4 bits in groups of 64.
+// y = norm(hidden); y = hidden + inner D. Weights have 4 bits in groups of 64. With POST_NORMS what
+// O and D give is normed before it is added: every block that goes on to `inner` does so for
+// itself, and one more phase of M rows does so at the end.
 //
-// Tiles of columns of the three phases are numbered in this order, and blocks take numbers from a
+// Tiles of columns of the phases are numbered in this order, and blocks take numbers from a
 // counter as they go. Who has a tile of a phase waits until the phase before is complete, so it
 // waits only for smaller numbers, and these all belong to blocks that run already: however few
 // blocks run at once, the smallest unfinished tile is never one that waits.
@@ -19,7 +21,10 @@ constexpr int SLOT = Layout::code_bytes + Layout::scale_bytes;
 constexpr int END0 = C / 16;
 constexpr int END1 = END0 + I / 16;
 constexpr int END2 = END1 + C / (16 * TALL);
-constexpr int LINE = 32;  // counters lie apart: numbers taken, then tiles made of two phases
+constexpr int END3 = END2 + (POST_NORMS ? M : 0);
+constexpr int LAST = POST_NORMS ? 3 : 2;
+constexpr int DONE = 4;
+constexpr int LINE = 32;  // counters lie apart: numbers taken, then tiles made of each phase
 
 const int index = static_cast<int>(thread_index_in_threadgroup);
 const int lane = index % 32;
@@ -36,8 +41,11 @@ SHARED_PTR int* const queue =
     reinterpret_cast<SHARED_PTR int*>(sums + 2 * 2 * WARPS * 16 * M);
 GLOBAL X* const hidden = scratch;
 GLOBAL X* const inner = scratch + M * C;
+GLOBAL X* const unnormed = inner + M * I;
 
-auto phase_of = [&](int tile) { return tile < END0 ? 0 : tile < END1 ? 1 : tile < END2 ? 2 : 3; };
+auto phase_of = [&](int tile) {
+  return tile < END0 ? 0 : tile < END1 ? 1 : tile < END2 ? 2 : tile < END3 ? 3 : DONE;
+};
 
 int turn = 0;   // tiles that this block has made
 int tile = 0;   // the one in hand
@@ -60,7 +68,7 @@ auto aim = [&](int at) {
               : aimed_phase == 1 ? 16 * (at - END0)
                                  : 16 * TALL * (at - END1);
   const int groups = aimed_phase == 0 ? K / 64 : aimed_phase == 1 ? C / 64 : I / 64;
-  aimed_steps = aimed_phase == 3 ? 0 : (groups + STEP - 1) / STEP;
+  aimed_steps = aimed_phase > 2 ? 0 : (groups + STEP - 1) / STEP;
   aimed_step = warp;
   aimed_slice = 0;
 };
@@ -118,8 +126,8 @@ auto make_tile = [&](auto number) {
   const int n = first_row + element % TILE;
   float extra = 0.0f;
   if (element < TILE * M) {
-    if constexpr (PHASE == 0) { extra = static_cast<float>(residual[m * C + n]); }
-    if constexpr (PHASE == 2) { extra = static_cast<float>(hidden[m * C + n]); }
+    if constexpr (PHASE == 0 && !POST_NORMS) { extra = static_cast<float>(residual[m * C + n]); }
+    if constexpr (PHASE == 2 && !POST_NORMS) { extra = static_cast<float>(hidden[m * C + n]); }
   }
   if (index == 0) { taken = take_number(counters); }
 
@@ -226,13 +234,51 @@ auto make_tile = [&](auto number) {
     float value = result[0];
     if constexpr (PHASE == 1) { value = activate<ACTIVATION>(value) * result[MATRICES_HERE - 1]; }
     value += extra;
-    if constexpr (PHASE == 0) {
-      hidden[m * C + n] = static_cast<X>(value);
-    } else if constexpr (PHASE == 1) {
+    if constexpr (PHASE == 1) {
       inner[m * I + n] = static_cast<X>(value);
+    } else if constexpr (POST_NORMS) {
+      unnormed[m * C + n] = static_cast<X>(value);
+    } else if constexpr (PHASE == 0) {
+      hidden[m * C + n] = static_cast<X>(value);
     } else {
       y[m * C + n] = static_cast<X>(value);
     }
+  }
+};
+
+auto stage_stream = [&]() {
+  if constexpr (POST_NORMS) {
+    float squares[M];
+    UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+    add_normed_rows<M, C>(
+        unnormed, residual, first_norm, numbers[1], sums, index,
+        [&](int m, int chunk, const Pack<uint, 4>& words) {
+          if (tile == END0) { store_eight(hidden + m * C + chunk * 8, words); }
+          const Pack<uint, 4> ordered = in_code_order(words);
+          squares[m] = add_squares<X>(squares[m], ordered);
+          store_shared(staged_x + place_of_chunk(chunk) + m * row_bytes(C), ordered);
+        });
+    float inverse[M];
+    inverse_means<M>(inverse, squares, C, numbers[0], sums, index);
+    scale_rows<X, M, C, HAS_NORM_WEIGHT>(staged_x, inverse, norm_weight, index);
+  } else {
+    stage_rows<M, C, true, HAS_NORM_WEIGHT>(staged_x, hidden, norm_weight, numbers[0], sums,
+                                            index);
+  }
+};
+
+auto close_row = [&]() {
+  if constexpr (POST_NORMS) {
+    const int start = (tile - END2) * C;
+    if (index == 0) {
+      tell(queue + (turn + 2) % 4, -1);
+      tell(queue + (turn + 1) % 4, take_number(counters));
+    }
+    add_normed_rows<1, C>(
+        unnormed + start, hidden + start, last_norm, numbers[2], sums, index,
+        [&](int, int chunk, const Pack<uint, 4>& words) {
+          store_eight(y + start + chunk * 8, words);
+        });
   }
 };
 
@@ -252,31 +298,35 @@ while (true) {
   if (next_phase != phase) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (index == 0) {
-      if (made > 0 && phase < 2) { announce(counters + (phase + 1) * LINE, made); }
+      if (made > 0 && phase < LAST) { announce(counters + (phase + 1) * LINE, made); }
       if (next_phase == 1) { wait_until(counters + LINE, END0); }
       if (next_phase == 2) { wait_until(counters + 2 * LINE, END1 - END0); }
+      if (next_phase == 3) { wait_until(counters + 3 * LINE, END2 - END1); }
     }
     phase = next_phase;
     made = 0;
-    if (phase == 3) { break; }
+    if (phase == DONE) { break; }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (phase == 0) {
       if constexpr (STAGED_X) {
         stage_rows<M, K, false, false>(staged_x, x, norm_weight, 0.0f, sums, index);
       }
     } else if (phase == 1) {
-      stage_rows<M, C, true, HAS_NORM_WEIGHT>(staged_x, hidden, norm_weight, numbers[0], sums,
-                                              index);
-    } else if constexpr (STAGED_INNER) {
-      stage_rows<M, I, false, false>(staged_x, inner, norm_weight, 0.0f, sums, index);
+      stage_stream();
+    } else if (phase == 2) {
+      if constexpr (STAGED_INNER) {
+        stage_rows<M, I, false, false>(staged_x, inner, norm_weight, 0.0f, sums, index);
+      }
     }
   }
   if (phase == 0) {
     make_tile(Number<0>{});
   } else if (phase == 1) {
     make_tile(Number<1>{});
-  } else {
+  } else if (phase == 2) {
     make_tile(Number<2>{});
+  } else {
+    close_row();
   }
   turn++;
   made++;
