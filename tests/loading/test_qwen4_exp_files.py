@@ -13,6 +13,7 @@ from loading.drafter_files import write_head, write_qwen
 from loading.files import bfloat16, write_folder
 from mlx.utils import tree_flatten
 
+import turbospark
 from families.qwen4_exp import build
 from turbospark.errors import CheckpointError, ConfigError
 from turbospark.kernels.weights import QuantizedWeight
@@ -23,6 +24,7 @@ from turbospark.loading.drafters import load_drafter
 from turbospark.loading.plan import plan
 from turbospark.nn.weights import split_rows
 from turbospark.protocols import Phase
+from turbospark.runner.step import CompiledModel
 from turbospark.settings import KernelPolicy
 
 HEAD = "qwen4_exp_mtp"
@@ -327,3 +329,59 @@ def test_a_missing_tensor_of_a_head_is_named(tmp_path, lost):
     target = load_model(write_qwen(tmp_path / "a", HEAD, change=change), policy=REFERENCE)
     with pytest.raises(CheckpointError, match=re.escape(lost.removeprefix("mtp."))):
         load_drafter("mtp", target)
+
+
+@pytest.mark.parametrize("draft", ["off", "auto"])
+def test_text_from_tables_in_files_is_that_from_tables_in_memory(tmp_path, monkeypatch, draft):
+    folder = write_qwen(tmp_path / "a", HEAD)
+    held = turbospark.load(folder, draft="off")
+    monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    left = turbospark.load(folder, draft=draft)
+    given = {"max_tokens": 30} | ({"draft_block": 3} if draft == "auto" else {})
+    result = left.generate("Hello there, what is this?", **given)
+    assert str(result) == str(held.generate("Hello there, what is this?", max_tokens=30))
+    assert (result.drafted > 0) == (draft == "auto")
+
+
+def test_a_conversation_over_tables_in_files_goes_on_after_it_was_saved(tmp_path, in_files):
+    engine = turbospark.load(write_qwen(tmp_path / "a", HEAD), draft="auto")
+    one = engine.session("one")
+    one.send("Hello there", max_tokens=12, draft_block=2)
+    one.save(tmp_path / "saved")
+    again = engine.load_session(tmp_path / "saved", name="two")
+    texts = [str(each.send(" more", max_tokens=9, draft_block=2)) for each in (one, again)]
+    assert texts[0] == texts[1]
+    one.close()
+    again.close()
+
+
+def test_a_compiled_step_is_given_the_rows_that_no_graph_can_read(golden, tmp_path, in_files):
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    model = load_model(folder, policy=REFERENCE).model
+    steps = CompiledModel(model)
+    ours, theirs = (model.make_caches(64, 5) for _ in range(2))
+    for caches in (ours, theirs):
+        feed(model, golden.tokens[:20], [20], caches=caches)
+    mx.disable_compile()
+    try:
+        got = feed(steps, golden.tokens[20:], [1] * 16 + [4], phase=Phase.DECODE, caches=ours)
+    finally:
+        mx.enable_compile()
+    wanted = feed(model, golden.tokens[20:], [20], phase=Phase.DECODE, caches=theirs)
+    np.testing.assert_allclose(got, wanted, atol=2e-5)
+    assert steps.traces == 17  # uncompiled, each pass is one
+
+
+def test_a_conversation_over_another_table_is_refused(tmp_path, in_files):
+    engine = turbospark.load(write_qwen(tmp_path / "a", HEAD), draft="off")
+    session = engine.session("one")
+    session.send("Hello there", max_tokens=3)
+    session.save(tmp_path / "saved")
+    session.close()
+
+    def change(name, value):
+        return value + 1 if "ngram_embedding" in name else value
+
+    other = turbospark.load(write_qwen(tmp_path / "b", HEAD, change=change), draft="off")
+    with pytest.raises(CheckpointError, match="weights"):
+        other.load_session(tmp_path / "saved")

@@ -293,7 +293,7 @@ def _chunk() -> int:
 def _working_bytes(shape: Outline, context: int) -> int:
     """Rows of a chunk in the widest layer, and two rows of logits, in float32."""
     config = shape.config
-    hidden = int(config.get("hidden_size", 0))
+    hidden = int(config.get("hidden_size", 0)) * int(config.get("hc_count") or 1)
     heads = int(config.get("num_attention_heads", 0)) * int(config.get("head_dim") or 0)
     inner = int(config.get("intermediate_size", 0))
     for cache in shape.causal.make_caches(1, 0):

@@ -288,6 +288,16 @@ def table_shares(model: nn.Module) -> dict[str, float]:
     }
 
 
+def sampled_rows(model: nn.Module, count: int) -> list[tuple[str, mx.array]]:
+    """Some evenly spread rows [count, dims] of every table that lies in files, by its path."""
+    modules = cast("list[tuple[str, nn.Module]]", model.named_modules())
+    return [
+        (path, module.reader.read(np.linspace(0, module.shape[0] - 1, count).astype(np.int64)))
+        for path, module in modules
+        if isinstance(module, NgramTable) and module.reader is not None
+    ]
+
+
 def _on_host(ids: mx.array) -> Numbers:
     return np.array(ids, dtype=np.int64)  # host memory: rows of files
 

@@ -28,7 +28,8 @@ class ForwardOutput:
     Attributes:
         logits: [R, V] float32, unnormalised; R = T for "all", 1 for "last"; None for "none".
         taps: the residual stream [T, C] after each layer that was asked for, by layer index.
-        hidden: the final norm's output [T, C] where it was asked for.
+        hidden: the final norm's output [T, C] where it was asked for; the residual stream itself
+            in a family without a final norm.
         row_inputs: by cache index, what `record=True` noted for every recurrent cache.
     """
 

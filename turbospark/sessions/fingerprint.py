@@ -14,8 +14,10 @@ from mlx.utils import tree_flatten  # pyright: ignore[reportUnknownVariableType]
 from turbospark.kernels.device import on_cpu
 from turbospark.kernels.weights import QuantizedWeight
 from turbospark.nn.linear import Matrix
+from turbospark.nn.ngram import sampled_rows
 
 _SAMPLES = 4096
+_ROWS = 16
 _SAYS_NOTHING = ("_name_or_path", "transformers_version")
 
 Fingerprint = dict[str, Any]
@@ -97,7 +99,7 @@ def _layouts(model: Any) -> str:
     counts: Counter[str] = Counter()
     if isinstance(model, nn.Module):
         for _, module in cast("list[tuple[str, Any]]", model.named_modules()):
-            if isinstance(module, Matrix):
+            if isinstance(module, Matrix) and "weight" in module:
                 weight = module.value
                 counts[
                     f"{weight.mode} {weight.bits} bit g{weight.group_size}"
@@ -108,9 +110,12 @@ def _layouts(model: Any) -> str:
 
 
 def _sampled(model: Any) -> str:
-    """A digest over evenly spread elements of every weight array."""
+    """A digest over evenly spread elements of every weight array, and rows of tables in files."""
     digest = hashlib.sha256()
     if isinstance(model, nn.Module):
+        for path, rows in sampled_rows(model, _ROWS):
+            digest.update(f"{path} {rows.shape} {rows.dtype}".encode())
+            digest.update(np.asarray(rows.view(mx.uint8)).data)
         parameters = cast("Iterable[tuple[str, mx.array]]", tree_flatten(model.parameters()))
         for name, array in sorted(parameters, key=lambda item: item[0]):
             # An odd stride meets every column of a group in turn.

@@ -1,0 +1,113 @@
+"""Residual streams and n-grams' gates against their formulas in float64."""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from golden.fixtures import kernel_sets
+
+from turbospark.kernels.streams import grouped_norm_reference, inject_reference
+from turbospark.nn.delta_net import Filter
+from turbospark.nn.linear import RMSNorm
+from turbospark.nn.ngram import NgramGate, NgramRows
+from turbospark.nn.streams import StreamMixer
+from turbospark.nn.unit import bind_units
+from turbospark.protocols import Phase
+
+G, C, RANK, T, EPS = 3, 10, 7, 5, 1e-3
+KERNELS = kernel_sets()
+
+
+def draw(*shape, seed=1):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def norm_of(seed):
+    norm = RMSNorm(G * C, EPS)
+    norm.weight = mx.array((1 + draw(G * C, seed=seed) / 4).astype(np.float32))
+    return norm
+
+
+def grouped(x, norm):
+    parts = x.reshape(-1, G, C)
+    normed = parts / np.sqrt((parts**2).mean(axis=-1, keepdims=True) + EPS)
+    return normed.reshape(x.shape) * np.array(norm.weight, np.float64)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def as_float(x):
+    return mx.array(x.astype(np.float32))
+
+
+def test_every_stream_is_normalised_by_itself():
+    norm, x = norm_of(2), draw(T, G * C)
+    x[:, :C] *= 30
+    got = np.array(grouped_norm_reference(as_float(x), norm.value, G))
+    np.testing.assert_allclose(got, grouped(x, norm), atol=1e-5)
+
+
+@pytest.mark.parametrize("kernels", sorted(KERNELS))
+def test_a_mixture_equals_its_formula(kernels):
+    mixer = StreamMixer(C, G, RANK, EPS, injects=True)
+    mixer.hc_norm.weight = norm_of(2).weight
+    matrices = {
+        "input_mix_weight_down": draw(RANK, G * C, seed=3),
+        "input_mix_weight_up": draw(G * C, RANK, seed=4),
+        "block_inject_weight": draw(G, G * C, seed=5),
+    }
+    for name, value in matrices.items():
+        getattr(mixer, name).weight = as_float(value)
+    bind_units(mixer, KERNELS[kernels])
+    h = draw(T, G * C)
+    down, up, inject = matrices.values()
+    n = grouped(h, mixer.hc_norm)
+    low = n @ down.T / G
+    shares = sigmoid(low * sigmoid(low) @ up.T)
+    mixed, injected = mixer(as_float(h), Phase.DECODE)
+    np.testing.assert_allclose(
+        np.array(mixed), (shares * n).reshape(T, G, C).mean(axis=1), atol=1e-5
+    )
+    np.testing.assert_allclose(np.array(injected), 2 * sigmoid(n @ inject.T / G), atol=1e-5)
+
+
+def test_an_output_is_added_to_the_streams_as_they_were():
+    h, y, shares = draw(T, G * C), draw(T, C, seed=2), draw(T, G, seed=3)
+    got = np.array(inject_reference(as_float(h), as_float(y), as_float(shares)))
+    wanted = h.reshape(T, G, C) + shares[..., None] * y[:, None]
+    np.testing.assert_allclose(got, wanted.reshape(T, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize(("taps", "dilation"), [(4, 3), (2, 1), (3, 4)])
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_values_of_ngrams_equal_their_formula(taps, dilation, rows):
+    norms = tuple(norm_of(seed) for seed in (2, 3, 4))
+    conv = Filter(G * C, taps)
+    weight = draw(G * C, taps, seed=5)
+    conv.weight = as_float(weight[..., None])
+    gate = NgramGate(norms, conv, dilation, G)
+    key, value, h = draw(rows, G * C), draw(rows, C, seed=6), draw(rows, G * C, seed=7)
+    tail = draw((taps - 1) * dilation, G * C, seed=8)
+    got, seen = gate(*(as_float(x) for x in (key, value, h, tail)))
+    pairs = (grouped(key, norms[0]) * grouped(h, norms[1])).reshape(rows, G, C)
+    fit = pairs.sum(axis=-1) / C**0.5
+    fit = np.sign(fit) * np.sqrt(np.maximum(np.abs(fit), 1e-6))
+    gated = (sigmoid(fit)[..., None] * value[:, None]).reshape(rows, -1)
+    normed = grouped(gated, norms[2])
+    history = np.concatenate([tail, normed])
+    total = sum(history[t * dilation : t * dilation + rows] * weight[:, t] for t in range(taps))
+    np.testing.assert_allclose(np.array(seen), normed, atol=1e-5)
+    np.testing.assert_allclose(np.array(got), gated + total * sigmoid(total), atol=2e-5)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4, 5, 12])
+def test_a_replay_keeps_the_last_rows_of_those_kept(keep):
+    tail, before = as_float(draw(9, 6)), mx.array([7, 8], mx.int32)
+    normed, tokens = as_float(draw(12, 6, seed=2)), mx.arange(20, 32, dtype=mx.int32)
+    rows = NgramRows((tail, before), normed, tokens)
+    kept, last = rows.replay(keep)
+    assert np.array_equal(kept, np.concatenate([tail, normed[:keep]])[-9:])
+    assert np.array(last).tolist() == [7, 8, *range(20, 20 + keep)][-2:]
+    again = rows.like(rows.arrays())
+    assert all(map(np.array_equal, again.replay(keep), (kept, last)))
