@@ -148,5 +148,5 @@ CASES = [
     LatentCase(8, (1, 264, 4, 5, 3), start=40, sealed=48, boundary=33, layout=None),
     LatentCase(2, (7, 128, 66, 19, 35), 45, 64, 41, 64, dtype=BF16, traditional=False),
     LatentCase(5, (2, 512, 64, 24, 41), 70, 80, 64, 128, tail=18, dtype=F16),
-    LatentCase(1, (2, 64, 8, 9, 5), start=1100, sealed=1200, boundary=1095),
+    LatentCase(1, (2, 64, 8, 9, 5), start=3100, sealed=3200, boundary=3095),
 ]

@@ -21,8 +21,11 @@ from turbospark.kernels.weights import QuantizedWeight
 from turbospark.protocols import Phase
 
 MAX_ROWS = 8
-CHUNKS = Chunks(32, 32)
-"""The first 32 chunks have 32 positions, the next 32 twice as many, and so on."""
+CHUNKS = Chunks(32, 96)
+"""The first 96 chunks have 32 positions, the next 96 twice as many, and so on.
+
+A threadgroup takes a chunk, and at 32 Ki positions the longest ones are about a hundredth of all.
+"""
 MAX_LATENT, MAX_ROPE = 512, 128
 
 _SIMDGROUPS = 8

@@ -53,31 +53,29 @@ if (low < high && first_query < M * HEADS) {
   for (int block = low; block < high; block += 4 * BATCH) {
     float score = masked;
     for (int turn = 0; turn < 4; turn++) {
-      Pack<KV, 4> latent[BATCH][QUADS];
-      Pack<KV, 2> key[BATCH][PAIRS];
+      float dots[8];
       UNROLL for (int b = 0; b < BATCH; b++) {
         const int p = metal::min(block + turn * BATCH + b, high - 1);
         const GLOBAL KV* latents = p < boundary ? sealed_v + p * L : tail_v + (p - boundary) * L;
         const GLOBAL KV* keys = p < boundary ? sealed_k + p * R : tail_k + (p - boundary) * R;
+        Pack<KV, 4> latent[QUADS];
+        Pack<KV, 2> key[PAIRS];
         UNROLL for (int c = 0; c < QUADS; c++) {
-          latent[b][c] = load_pack<4>(latents + metal::min(4 * (lane + 32 * c), L - 4));
+          latent[c] = load_pack<4>(latents + metal::min(4 * (lane + 32 * c), L - 4));
         }
         UNROLL for (int c = 0; c < PAIRS; c++) {
-          key[b][c] = load_pack<2>(keys + metal::min(2 * (lane + 32 * c), R - 2));
+          key[c] = load_pack<2>(keys + metal::min(2 * (lane + 32 * c), R - 2));
         }
-      }
-      float dots[8];
-      UNROLL for (int b = 0; b < BATCH; b++) {
         UNROLL for (int t = 0; t < QUERIES; t++) {
           float dot = 0.0f;
           UNROLL for (int c = 0; c < QUADS; c++) {
             UNROLL for (int x = 0; x < 4; x++) {
-              dot = metal::fma(static_cast<float>(latent[b][c].v[x]), query[t][4 * c + x], dot);
+              dot = metal::fma(static_cast<float>(latent[c].v[x]), query[t][4 * c + x], dot);
             }
           }
           UNROLL for (int c = 0; c < PAIRS; c++) {
             UNROLL for (int x = 0; x < 2; x++) {
-              dot = metal::fma(static_cast<float>(key[b][c].v[x]), turned[t][2 * c + x], dot);
+              dot = metal::fma(static_cast<float>(key[c].v[x]), turned[t][2 * c + x], dot);
             }
           }
           dots[b * QUERIES + t] = dot;
