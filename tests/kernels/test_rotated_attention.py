@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from golden.tiny import TINY, tiny_model
 from kernels.cases_gpu import (
     BACKWARDS,
     EMULATION,
@@ -33,7 +34,9 @@ from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.nn.attention import RotatedAttention
+from turbospark.nn.unit import bind_units
 from turbospark.protocols import Phase
+from turbospark.runner.step import CompiledModel
 from turbospark.settings import KernelPolicy
 
 SLACK = 8
@@ -173,6 +176,36 @@ def test_a_unit_takes_one_launch_in_a_step(disabled: str) -> None:
         "attention_decode": ["head_norm_rope"],
     }
     assert launches == wanted[disabled]
+
+
+@pytest.mark.parametrize("name", ["gemma4_text", "spark2_5", "qwen3_5"])
+def test_a_family_s_step_gives_the_bits_of_an_eager_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, layers that share rows, gates of heads and of numbers; rows are sealed between."""
+    require_emulator()
+    monkeypatch.setattr(mx, "compile", lambda run: run)
+    sizes = {"head_dim": 16, "global_head_dim": 24, "partial_rotary_factor": 0.5}
+    model = tiny_model(name, **{key: n for key, n in sizes.items() if key in TINY[name]})
+    launches: list[str] = []
+    bind_units(model, GpuKernels(counted(EMULATION, launches), KernelPolicy()))
+    tokens = mx.array(np.random.default_rng(3).integers(0, 60, size=128).astype(np.int32))
+    ours, theirs = (model.make_caches(512, 9) for _ in range(2))
+    for caches in (ours, theirs):
+        model(tokens[:124], caches, phase=Phase.PREFILL)
+    compiled = CompiledModel(model)
+    for begin, end in ((124, 125), (125, 128)):
+        own, wish = tokens[begin:end], {"phase": Phase.DECODE, "logits": "all"}
+        launches.clear()
+        got = compiled(own, ours, **wish).logits
+        assert not {"head_norm_rope", "attention_partials"} & {*launches}
+        assert any(launch.startswith("rotated_partials") for launch in launches)
+        assert mx.array_equal(got, model(own, theirs, **wish).logits)
+
+
+def test_heads_without_a_body_are_left_to_the_parts() -> None:
+    layer = replace(CASES[0].layer().layer, heads=HeadGeometry(3, 3, 10))
+    assert GpuKernels(EMULATION, KernelPolicy()).rotated_attention(layer) is None
 
 
 def test_order_of_threads_does_not_change_a_bit() -> None:

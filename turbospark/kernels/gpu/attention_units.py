@@ -67,14 +67,15 @@ def bind_attention(
     return run
 
 
-def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend:
+def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend | None:
     """Norms, rotation, attention and gate of a layer, in one launch or two where a body serves.
 
-    Where none does, and in prefill, it is one unit after the other.
+    Where none does, and in prefill, it is one unit after the other; None for heads without bodies.
     """
+    if not (head_norm_rope.takes(layer.heads) and attention_decode.takes(layer.heads)):
+        return None
     rotated = RotatedLayer.build(layer)
     rotate = bind_heads(rotated.unit, target)
-    from_target = target if attention_decode.takes(layer.heads) else None
 
     def run(
         q: mx.array,
@@ -93,7 +94,7 @@ def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend:
                     cache.rebind(tail, q.shape[0])
                 return y
         heads = rotate(q, k, v, cache, phase)
-        return _attend(heads, cache.rows(), layer, gate, phase, from_target)
+        return _attend(heads, cache.rows(), layer, gate, phase, target)
 
     return run
 
