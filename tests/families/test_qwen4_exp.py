@@ -15,6 +15,7 @@ from golden.fixtures import (
 from golden.tiny import tiny_model
 from mlx.utils import tree_flatten
 
+from families.qwen4_exp import FAMILY
 from turbospark.caches.kv import KVCache
 from turbospark.caches.rollback import checkpoint, retain
 from turbospark.kernels.device import on_cpu
@@ -329,3 +330,46 @@ def test_every_tensor_of_a_layer_of_each_kind_moves_the_logits(golden):
         moved = np.abs(run(model, tokens) - base).max()
         setattr(module, leaf, value)
         assert moved > 1e-4, path
+
+
+PUBLISHED = {
+    "model_type": "qwen4_exp_text", "vocab_size": 248_320, "hidden_size": 2560,
+    "num_hidden_layers": 48, "num_attention_heads": 24, "num_key_value_heads": 2, "head_dim": 256,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 12,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "output_gate_type": "sigmoid",
+    "num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 640,
+    "shared_expert_intermediate_size": 640, "hc_count": 4, "hc_lowrank": 320,
+    "ple_layer_ids": [2], "ple_embed_dim": 2560, "ngram_size": 3, "heads_per_ngram": 8,
+    "ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128, "seed": 1234,
+    "ple_conv_kernel_size": 4, "indexer_n_heads": 4, "indexer_kv_heads": 1,
+    "indexer_head_dim": 128, "indexer_budget": 2048, "indexer_compress_ratio": 4,
+    "eos_token_id": [248_044, 248_046], "mtp_num_hidden_layers": 1,
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_type": "default"},
+}  # fmt: skip
+
+
+def test_the_published_configuration_has_the_published_shapes():
+    model = FAMILY.build(PUBLISHED)
+    shapes = {path: value.shape for path, value in tree_flatten(model.parameters())}
+    ple, attn = "model.layers.1.ple.", "model.layers.3.self_attn."
+    assert shapes[ple + "ple_embedding.ngram_embedding.weight"] == (320_001_536, 160)
+    assert shapes[ple + "key_proj.weight"] == (10_240, 2560)
+    assert shapes[ple + "value_proj.weight"] == (2560, 2560)
+    assert shapes[ple + "conv1d.weight"] == (10_240, 4, 1)
+    assert shapes[ple + "norm_conv.weight"] == (10_240,)
+    for part in ("attn", "mlp"):
+        stem = f"model.layers.3.{part}_hyper_connection."
+        assert shapes[stem + "hc_norm.weight"] == (10_240,)
+        assert shapes[stem + "input_mix_weight_down.weight"] == (320, 10_240)
+        assert shapes[stem + "input_mix_weight_up.weight"] == (10_240, 320)
+        assert shapes[stem + "block_inject_weight.weight"] == (4, 10_240)
+    assert "model.hyper_connection_mixer.block_inject_weight.weight" not in shapes
+    assert shapes[attn + "indexer.index_qk_proj.weight"] == (640, 2560)
+    assert shapes[attn + "indexer.k_layernorm.weight"] == (128,)
+    assert "model.norm.weight" not in shapes
+    kinds = [cache.recurrent for cache in model.make_caches(8, 5)]
+    assert len(kinds) == 48 + 1 + 12
+    assert sum(kinds) == 37
+    head = FAMILY.drafters["mtp"](PUBLISHED, model)
+    assert len(tree_flatten(head.parameters())) == 31 + 2  # queries and gates, and gate and up of experts, apart

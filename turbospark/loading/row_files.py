@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,8 +80,7 @@ class RowFiles:
         """Have the system fetch rows side by side before they are read one after another."""
         if not hasattr(os, "posix_fadvise"):
             return
-        for number in np.unique(rows):
-            part, row = self._place(int(number))
+        for part, row in self._places(np.unique(rows)):
             for slot in part.arrays.values():
                 step = slot.nbytes // slot.shape[0]
                 start = slot.offset + row * step
@@ -96,8 +95,7 @@ class RowFiles:
         wanted, inverse = np.unique(rows, return_inverse=True)
         first = self._parts[0]
         read = {name: _Rows.of(slot, len(wanted)) for name, slot in first.arrays.items()}
-        for place, number in enumerate(wanted):
-            part, row = self._place(int(number))
+        for place, (part, row) in enumerate(self._places(wanted)):
             for name, slot in part.arrays.items():
                 self._read_row(slot, row, read[name].bytes[place])
         arrays = {name: made.filled()[mx.array(inverse)] for name, made in read.items()}
@@ -106,9 +104,12 @@ class RowFiles:
         parts = (arrays["weight"], arrays["scales"], arrays["biases"])
         return dequantize_reference(QuantizedWeight(*parts, first.bits, first.group_size))
 
-    def _place(self, number: int) -> tuple[TablePart, int]:
-        index = int(np.searchsorted(self._starts, number, side="right")) - 1
-        return self._parts[index], number - int(self._starts[index])
+    def _places(self, numbers: Numbers) -> Iterator[tuple[TablePart, int]]:
+        """The part of each row, and its number there."""
+        indices = np.searchsorted(self._starts, numbers, side="right") - 1
+        rows = numbers - self._starts[indices]
+        for index, row in zip(indices.tolist(), rows.tolist(), strict=True):
+            yield self._parts[index], row
 
     def _read_row(self, slot: Slot, row: int, target: Array) -> None:
         size = slot.nbytes // slot.shape[0]
