@@ -26,9 +26,9 @@ from turbospark.protocols import Phase
 class LatentAttention(Unit):
     """Norm and RoPE of the new rows, which go into the cache, then attention over it.
 
-    It never expands the cached rows: queries go through the keys' half of `expand`, sums of
-    latents through the values' half. A GPU has bodies for decoding. On a CPU the target's attention
-    reads the rows, as keys and values of one head. Everything else is the reference.
+    A GPU has a body for it. Else the cached rows are never expanded: queries go through the keys'
+    half of `expand`, sums of latents through the values' half, and on a CPU the target's attention
+    reads the rows, as keys and values of one head.
 
     Args:
         geometry: of the layer.

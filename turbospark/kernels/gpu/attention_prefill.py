@@ -22,20 +22,20 @@ def attention_prefill(
 
     Args:
         q: [T, Hq, D]; row i stands at position rows.end - T + i, its own key is in `rows`.
-        rows: the cache's keys and values; Hkv divides Hq.
+        rows: the cache's keys and values, the latter of any width V; Hkv divides Hq.
         scale: factor of the scores.
         window: keys a query sees, its own included; None for all.
         sinks: [Hq] scores that join each head's softmax and add no value.
 
     Returns:
-        [T, Hq * D] in the dtype of `q`.
+        [T, Hq * V] in the dtype of `q`.
 
     Raises:
         ShapeError: the cache no longer holds a row that a query must see.
     """
     T, Hq, D = q.shape
     begin = first_key(rows, T, window)
-    k, v = (_positions(rows, name, begin).astype(q.dtype) for name in ("k", "v"))  # [Hkv, n, D]
+    k, v = (positions(rows, name, begin).astype(q.dtype) for name in ("k", "v"))  # [Hkv, n, D]
     sinks = None if sinks is None else sinks.astype(q.dtype)
     block = T
     if D > FUSED_HEAD_DIM or window is not None:
@@ -52,8 +52,8 @@ def attention_prefill(
             scale=scale,
             mask="causal" if window is None else _window_mask(count, low, position, window),
             sinks=sinks,
-        )  # [1, Hq, count, D]
-        parts.append(mx.reshape(out[0].swapaxes(0, 1), (count, Hq * D)))
+        )  # [1, Hq, count, V]
+        parts.append(mx.reshape(out[0].swapaxes(0, 1), (count, -1)))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
@@ -64,7 +64,7 @@ def _window_mask(count: int, low: int, position: int, window: int) -> mx.array:
     return (keys <= queries) & (keys > queries - window)
 
 
-def _positions(rows: KVRows, name: str, begin: int) -> mx.array:
+def positions(rows: KVRows, name: str, begin: int) -> mx.array:
     """Rows of positions [begin, end) in order, from the sealed block and the tail."""
     parts: list[mx.array] = []
     position = begin

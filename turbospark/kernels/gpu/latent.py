@@ -5,7 +5,6 @@ layer's heads as it is stored. The reference is kernels/latent.py.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import mlx.core as mx
 
@@ -13,12 +12,9 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.gpu import int4_product
 from turbospark.kernels.gpu.attention_geometry import Chunks
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, resident
-from turbospark.kernels.gpu.trial import runs
-from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
+from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.latent import LatentGeometry, LatentLayer
-from turbospark.kernels.target import AttendLatents
 from turbospark.kernels.weights import QuantizedWeight
-from turbospark.protocols import Phase
 
 MAX_ROWS = 8
 CHUNKS = Chunks(32, 96)
@@ -206,64 +202,6 @@ def latent_step(
         outputs=[((T, H * V), dtype)],
     )
     return y
-
-
-def bind_latents(unit: LatentUnit, target: GpuTarget) -> AttendLatents | None:
-    """The bodies for one layer; None where a trial fails. What they do not serve gives None."""
-    if not _can_run(unit, target):
-        return None
-
-    def run(q: mx.array, row: mx.array, cache: Any, phase: Phase) -> mx.array | None:
-        T = q.shape[0]
-        if phase is not Phase.DECODE or T > MAX_ROWS:
-            return None
-        rows = cache.rows()
-        if isinstance(rows, StepRows):
-            queries, tail = latent_queries(q, row, rows, unit, target=target)
-            cache.rebind(tail, T)
-            return latent_step(queries, cache.rows(), unit, q.dtype, target=target)
-        offset = cache.offset
-        block = _unread(unit.layer.sizes, MAX_ROWS, q.dtype)
-        own = StepRows(block, block, resident(mx.array([offset, offset], mx.int32)))
-        queries, tail = latent_queries(q, row, own, unit, target=target)
-        cache.append(tail.k[:, :T].swapaxes(0, 1), tail.v[:, :T].swapaxes(0, 1))
-        return latent_step(queries, _as_step(cache.rows(), offset), unit, q.dtype, target=target)
-
-    return run
-
-
-def _as_step(rows: KVRows, start: int) -> StepRows:
-    """Rows as they are now; one block's arrays stand in where no position lies in the other."""
-    sealed, tail = rows.sealed or rows.tail, rows.tail or rows.sealed
-    if sealed is None or tail is None:
-        raise ShapeError("latent attention over a cache without rows")
-    if sealed is rows.sealed and tail is rows.sealed:
-        tail = RowBlock(sealed.k, sealed.v)
-    return StepRows(sealed, tail, resident(mx.array([rows.boundary, start], mx.int32)))
-
-
-def _unread(sizes: LatentGeometry, count: int, dtype: mx.Dtype) -> RowBlock:
-    """A tail without rows, with room for `count`."""
-    dims = (sizes.rope_dim, sizes.latent_dim)
-    k, v = (mx.zeros((1, count, dim), dtype) for dim in dims)
-    return RowBlock(k, v)
-
-
-def _can_run(unit: LatentUnit, target: GpuTarget) -> bool:
-    sizes, expand = unit.layer.sizes, unit.layer.expand
-    dtype = expand.dtype if isinstance(expand, mx.array) else expand.scales.dtype
-
-    def launch() -> mx.array:
-        q = mx.zeros((1, sizes.num_heads * sizes.query_dim), dtype)
-        block = _unread(sizes, 128, dtype)
-        rows = StepRows(block, block, resident(mx.array([0, 0], mx.int32)))
-        queries, tail = latent_queries(
-            q, mx.zeros((1, sizes.row_dim), dtype), rows, unit, target=target
-        )
-        return latent_step(queries, StepRows(tail, tail, rows.lengths), unit, dtype, target=target)
-
-    text = f"{sizes.num_heads} heads over latents of {sizes.latent_dim} numbers"
-    return runs("latent attention", text, launch, target)
 
 
 def _kernel(name: str, unit: LatentUnit) -> Kernel:

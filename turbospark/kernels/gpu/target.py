@@ -16,6 +16,7 @@ from turbospark.kernels.gpu.int4_product import MAX_ROWS, takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.latent import LatentUnit
+from turbospark.kernels.gpu.latent_unit import bind_latents
 from turbospark.kernels.gpu.products import Products
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
@@ -131,7 +132,8 @@ class GpuKernels:
         """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
         if "latent_attention" not in self._enabled or not latent.takes(layer):
             return None
-        return latent.bind_latents(LatentUnit.build(layer), self._target)
+        expand = self._products.single(layer.expand, None)
+        return bind_latents(LatentUnit.build(layer), expand, self._target)
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
