@@ -24,7 +24,7 @@ from turbospark.settings import KernelPolicy
 
 FAMILIES = [
     *("gemma3_text", "gemma4_ple", "mistral_swa", "qwen3_5_moe", "gemma4_moe"),
-    *("muse_glimmer", "spark2_5", "deepseek_v2"),
+    *("muse_glimmer", "spark2_5", "deepseek_v2", "qwen4_exp"),
 ]
 PROMPT, STEPS = 36, [1, 3]
 DECODE_BODIES = {
