@@ -26,19 +26,15 @@ from turbospark.errors import (
     TurbosparkError,
     UnsupportedError,
 )
-from turbospark.settings import prepare_mlx_on_cuda
 from turbospark.version import __version__
 
 try:
-    _mlx = importlib.import_module("mlx.core")
+    importlib.import_module("mlx.core")
 except ImportError as error:
     raise BackendError(
         f"MLX has no back end on this machine ({error}); install one: "
         'pip install "turbospark[cpu]" for a CPU, "turbospark[cuda13]" for an NVIDIA GPU'
     ) from error
-
-if _mlx.cuda.is_available():
-    prepare_mlx_on_cuda()
 
 if TYPE_CHECKING:
     from turbospark import kernels

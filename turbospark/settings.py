@@ -274,15 +274,14 @@ def compiler_override() -> str:
     return os.environ.get("CXX", "")
 
 
-MLX_ON_CUDA: Mapping[str, str] = {}
-"""What MLX reads from the environment when it first computes on an NVIDIA GPU, where another value
-than its own has been measured to be faster (`benchmarks/gpu_decode.py SHAPE --env`)."""
+def mlx_modules_override() -> str:
+    """Where the environment says that MLX keeps compiled CUDA modules, or an empty string."""
+    return os.environ.get("MLX_PTX_CACHE_DIR", "")
 
 
-def prepare_mlx_on_cuda(values: Mapping[str, str] = MLX_ON_CUDA) -> None:
-    """Set what MLX is going to read; what the environment has already stays."""
-    for name, value in values.items():
-        os.environ.setdefault(name, value)
+def cuda_toolkit_override() -> str:
+    """The CUDA toolkit that the environment names, as MLX looks for it, or an empty string."""
+    return os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or ""
 
 
 def _gather(kind: type[Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:

@@ -1,6 +1,5 @@
 """The option table: values, environment, refusals."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from turbospark.settings import (
     KernelPolicy,
     RunnerConfig,
     cache_folder,
-    prepare_mlx_on_cuda,
     resolve,
 )
 
@@ -75,12 +73,3 @@ def test_unknown_option_names_the_nearest() -> None:
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURBOSPARK_CACHE", "/somewhere/else")
     assert str(cache_folder()) == "/somewhere/else"
-
-
-def test_what_mlx_reads_is_set_unless_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLX_OF_A_TEST", "1")
-    monkeypatch.setenv("MLX_OF_ANOTHER", "")
-    monkeypatch.delenv("MLX_OF_ANOTHER")
-    prepare_mlx_on_cuda({"MLX_OF_A_TEST": "2", "MLX_OF_ANOTHER": "3"})
-    assert os.environ["MLX_OF_A_TEST"] == "1"
-    assert os.environ["MLX_OF_ANOTHER"] == "3"

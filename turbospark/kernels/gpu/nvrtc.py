@@ -10,7 +10,6 @@ import ctypes
 import functools
 import importlib.metadata
 import logging
-import os
 import struct
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+
+from turbospark.settings import cuda_toolkit_override, mlx_modules_override
 
 _log = logging.getLogger("turbospark")
 
@@ -210,7 +211,7 @@ def string_hash(text: bytes) -> int:
 
 def modules_folder() -> Path:
     """Where MLX looks for compiled modules."""
-    given = os.environ.get("MLX_PTX_CACHE_DIR")
+    given = mlx_modules_override()
     if given:
         return Path(given)
     version = importlib.metadata.version("mlx")
@@ -248,7 +249,7 @@ def _library() -> ctypes.CDLL | None:
 
 def _include_folders() -> list[Path]:
     root = Path(mx.__file__).parent
-    toolkit = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    toolkit = cuda_toolkit_override() or "/usr/local/cuda"
     own = [root.parent / "nvidia" / part / "include" for part in ("cu13", "cuda_runtime")]
     return [root / "include", root / "include" / "cccl", *own, Path(toolkit) / "include"]
 
