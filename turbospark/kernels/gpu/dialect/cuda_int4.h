@@ -245,8 +245,11 @@ FUNC Pack<uint, 4> add_normed(const Pack<uint, 4>& x, float inverse, const Float
 }
 
 template <typename X>
-FUNC void store_eight(GLOBAL X* to, const Pack<uint, 4>& words) {
-  store_pack<4>(reinterpret_cast<GLOBAL uint*>(to), words);
+FUNC Pack<X, 8> values_of(const Pack<uint, 4>& words) {
+  Pack<X, 8> values;
+  const X* from = reinterpret_cast<const X*>(words.v);
+  UNROLL for (int i = 0; i < 8; i++) { values.v[i] = from[i]; }
+  return values;
 }
 
 // residual + norm(x) for M rows of K values in global memory, in the hands of 256 threads. Each

@@ -253,7 +253,7 @@ auto stage_stream = [&]() {
     add_normed_rows<M, C>(
         unnormed, residual, first_norm, numbers[1], sums, index,
         [&](int m, int chunk, const Pack<uint, 4>& words) {
-          if (tile == END0) { store_eight(hidden + m * C + chunk * 8, words); }
+          if (tile == END0) { store_pack<8>(hidden + m * C + chunk * 8, values_of<X>(words)); }
           const Pack<uint, 4> ordered = in_code_order(words);
           squares[m] = add_squares<X>(squares[m], ordered);
           store_shared(staged_x + place_of_chunk(chunk) + m * row_bytes(C), ordered);
@@ -277,7 +277,7 @@ auto close_row = [&]() {
     add_normed_rows<1, C>(
         unnormed + start, hidden + start, last_norm, numbers[2], sums, index,
         [&](int, int chunk, const Pack<uint, 4>& words) {
-          store_eight(y + start + chunk * 8, words);
+          store_pack<8>(y + start + chunk * 8, values_of<X>(words));
         });
   }
 };
