@@ -189,7 +189,7 @@ def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:
         (2, "experts_up", "threadgroup_barrier(mem_flags::mem_threadgroup);", "", "race"),
         (0, "experts_down", "-score", "score", None),
         (2, "experts_down", "metal::fma(share,", "metal::fma(0.5f,", None),
-        (3, "experts_down", "rank += BATCH", "rank += 2 * BATCH", None),
+        (2, "experts_down", "rank += BATCH", "rank += 2 * BATCH", None),
         (7, "experts_down", "if (HAS_BIAS)", "if (false)", None),
         (8, "experts_down", "value = value + other", "value = value", None),
         (0, "experts_down", "RESIDUAL ?", "false ?", None),

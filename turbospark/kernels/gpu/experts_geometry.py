@@ -30,8 +30,19 @@ def down_geometry(target: str, columns: int) -> ExpertGeometry:
 
 
 def words_of(K: int) -> int:
-    """Words of eight codes that a lane takes at a time; with K it gives the order of sums."""
-    return 4 if K >= 1024 else 2 if K >= 512 else 1
+    """Words of eight codes that a lane takes at a time; with K it gives the order of sums.
+
+    Wide loads are cheap, lanes that find nothing left of a row are not.
+    """
+    return max(_WORTH, key=lambda words: _WORTH[words] * _busy(K, words))
+
+
+_WORTH = {4: 1.0, 2: 0.95, 1: 0.85}
+
+
+def _busy(K: int, words: int) -> float:
+    """The part of all lanes' turns in which they have codes."""
+    return K / (32 * 8 * words * -(-K // (32 * 8 * words)))
 
 
 def ahead_of(K: int, words: int, rows: int) -> int:
@@ -39,7 +50,7 @@ def ahead_of(K: int, words: int, rows: int) -> int:
     packs = -(-K // (32 * 8 * words))
     if rows > 1:
         return 1
-    return packs if packs <= 3 else 2
+    return packs if packs <= 3 else max(2, 4 // words)
 
 
 def batch_of(top_k: int, words: int, rows: int) -> int:

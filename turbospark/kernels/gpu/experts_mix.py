@@ -196,7 +196,7 @@ def experts_down(
             "WIDTH": hidden.shape[1],
             "TOP": top_k,
             "WORDS": words_of(inner),
-            "SHARED_WORDS": words_of(width),
+            "SHARED_WORDS": words_of(width or inner),
             "BATCH": batch_of(top_k, words_of(inner), cut.rows),
             "HAS_BIAS": bias is not None,
             "RESIDUAL": residual is not None,
