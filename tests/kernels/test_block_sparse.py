@@ -3,8 +3,10 @@
 import mlx.core as mx
 import numpy as np
 import pytest
+from kernels.host_bodies import ISAS, host_kernels
 
 from turbospark.caches.kv import KVCache
+from turbospark.errors import ShapeError
 from turbospark.kernels.attention import attend_reference
 from turbospark.kernels.block_sparse import (
     IndexGeometry,
@@ -17,7 +19,9 @@ from turbospark.kernels.block_sparse import (
 )
 from turbospark.kernels.kv_rows import StepRows
 from turbospark.kernels.rope import Rope, rope_reference
+from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Norm
+from turbospark.protocols import Phase
 
 
 def draw(*shape, seed=1):
@@ -145,3 +149,36 @@ def test_what_does_not_count_adds_nothing_even_where_it_is_no_number():
 def test_the_rows_that_are_read_without_a_choice():
     index = IndexGeometry(3, 8, 12, 4)
     assert (index.blocks, index.dense_rows) == (3, 15)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [40, 150, 300])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_host_attends_to_chosen_rows_where_they_lie(isa, count, rows):
+    """Bit for bit as if they had been gathered into a cache of their own."""
+    heads, kernels = HeadGeometry(6, 2, 21), host_kernels(isa)
+    cache, k, v = filled(count, 2, 21)
+    rng = np.random.default_rng(count)
+    positions = np.array([rng.permutation(count)[:37] for _ in range(rows)], np.int32)
+    lengths = [37, 1, 20][:rows]
+    q = draw(rows, 6, 21, seed=9)
+    got = kernels.attend_chosen(heads, 0.3)(q, cache.rows(), mx.array(positions), lengths)
+    attend = kernels.attend(heads, 0.3, None, None)
+    for row, length in enumerate(lengths):
+        own = KVCache(2, 21, 64)
+        own.append(k[positions[row, :length]], v[positions[row, :length]])
+        wanted = attend(q[row : row + 1], own, Phase.DECODE)
+        assert np.array_equal(got[row : row + 1], wanted)
+    exact = attend_at_reference(
+        q, cache.rows(), mx.array(positions),
+        mx.arange(37)[None] < mx.array(lengths)[:, None], 0.3,
+    )  # fmt: skip
+    np.testing.assert_allclose(np.array(got), np.array(exact), atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[0, 3], [3, 38], [3]])
+def test_the_host_refuses_lengths_that_no_row_has(lengths):
+    cache, _, _ = filled(40, 2, 21)
+    attend = host_kernels(ISAS[0]).attend_chosen(HeadGeometry(6, 2, 21), 0.3)
+    with pytest.raises(ShapeError):
+        attend(draw(2, 6, 21), cache.rows(), mx.zeros((2, 37), mx.int32), lengths)

@@ -9,6 +9,7 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttendChosen,
     AttendLatents,
     AttentionLayer,
     DeltaGeometry,
@@ -62,6 +63,9 @@ class ReferenceKernels:
     def attend(
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
+        return None
+
+    def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
         return None
 
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:

@@ -37,6 +37,9 @@ RotateAttend = Callable[
 AttendLatents = Callable[[mx.array, mx.array, Any, Phase], mx.array | None]
 """q [T, H * (N + R)], row [T, L + R], cache, which takes the rows -> [T, H * V]; None where no body
 serves, and then the cache has not moved."""
+AttendChosen = Callable[[mx.array, Any, mx.array, Sequence[int]], mx.array]
+"""q [T, Hq, D], the cache's rows, positions [T, L] int32, how many of them each query reads, the
+first ones -> [T, Hq * D]."""
 AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
 FinishLayer = Callable[[mx.array, mx.array, Phase], mx.array | None]
@@ -178,6 +181,10 @@ class KernelSet(Protocol):
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
+        ...
+
+    def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
+        """Attention to rows of a cache that every query names."""
         ...
 
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:

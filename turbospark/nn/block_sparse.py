@@ -5,12 +5,13 @@ pooled key of the block that ends there (zeros elsewhere). Neither changes once 
 the index is rewound, forked and saved as any cache of rows.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 
-from turbospark.kernels.attention import gated_reference
+from turbospark.kernels.attention import attend_reference, gated_reference
 from turbospark.kernels.block_sparse import (
     IndexGeometry,
     attend_at_reference,
@@ -23,7 +24,7 @@ from turbospark.kernels.block_sparse import (
 from turbospark.kernels.device import on_cpu
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
 from turbospark.kernels.rope import Rope
-from turbospark.kernels.target import HeadGeometry, KernelSet
+from turbospark.kernels.target import AttendChosen, HeadGeometry, KernelSet
 from turbospark.nn.attention import HeadNormRope, RotatedAttention
 from turbospark.nn.linear import RMSNorm
 from turbospark.nn.unit import Unit
@@ -118,16 +119,6 @@ class BlockIndex(Unit):
         return ChosenRows(*chosen_rows_reference(blocks, queries, ratio, n))
 
 
-class _Gathered:
-    """Some rows, as a cache that a query stands at the end of."""
-
-    def __init__(self, k: mx.array, v: mx.array) -> None:
-        self._rows = KVRows(None, RowBlock(k, v), 0, 0, k.shape[1])
-
-    def rows(self) -> KVRows:
-        return self._rows
-
-
 class BlockSparseAttention(Unit):
     """Head norms, RoPE, cache rows, attention to chosen blocks of them, and the gate.
 
@@ -158,9 +149,13 @@ class BlockSparseAttention(Unit):
         self._index = BlockIndex(index, index_rope, index_q_norm, index_k_norm)
         self._dense = RotatedAttention(heads, rope, scale=self._scale, q_norm=q_norm, k_norm=k_norm)
 
+        self._run: AttendChosen | None = None
+        self._heads = heads
+
     def bind(self, kernels: KernelSet) -> None:
         for unit in (self._index, self._dense):
             unit.bind(kernels)
+        self._run = kernels.attend_chosen(self._heads, self._scale)
         self.body = self._dense.body
 
     def __call__(self, inputs: SparseInputs, caches: IndexedRows, phase: Phase) -> mx.array:
@@ -203,21 +198,22 @@ class BlockSparseAttention(Unit):
         chosen = self._index.choose(inputs.index_q, caches.index, phase)
         rows = cast("KVRows | StepRows", caches.rows.rows())
         if isinstance(start, int) and on_cpu():
-            attended = self._row_by_row(q, rows, chosen.positions, start, phase)
+            ends = range(start + 1, start + 1 + q.shape[0])
+            lengths = [self._geometry.budget + end % self._geometry.ratio for end in ends]
+            attended = (self._run or self._row_by_row)(q, rows, chosen.positions, lengths)
         else:
             attended = attend_at_reference(q, rows, *chosen, self._scale)
         return gated_reference(attended, inputs.gate)
 
     def _row_by_row(
-        self, q: mx.array, rows: Any, positions: mx.array, start: int, phase: Phase
+        self, q: mx.array, rows: Any, positions: mx.array, lengths: Sequence[int]
     ) -> mx.array:
-        """With the kernel that serves all rows, over those that one query reads."""
+        """Each query over a gathered cache of its own, so that it does not depend on others."""
         made: list[mx.array] = []
-        for row in range(q.shape[0]):
-            count = self._geometry.budget + (start + row + 1) % self._geometry.ratio
-            chosen = positions[row, :count]
-            k, v = (mx.contiguous(rows_at(rows, name, chosen)) for name in "kv")
-            made.append(self._dense.attend(q[row : row + 1], cast(Any, _Gathered(k, v)), phase))
+        for row, length in enumerate(lengths):
+            k, v = (rows_at(rows, name, positions[row, :length]) for name in "kv")
+            gathered = KVRows(None, RowBlock(k, v), 0, 0, length)
+            made.append(attend_reference(q[row : row + 1], gathered, self._scale))
         return made[0] if len(made) == 1 else mx.concatenate(made)
 
 

@@ -22,6 +22,7 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttendChosen,
     AttendLatents,
     AttentionLayer,
     DeltaGeometry,
@@ -272,6 +273,10 @@ class GpuKernels:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
         target = self._target if "attention_decode" in self._enabled else None
         return bind_attention(heads, scale, window, sinks, target)
+
+    def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
+        """No body: MLX gathers the rows."""
+        return None
 
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         """`head_norm_rope`, `attend` and the gate's sigmoid as one unit."""

@@ -55,10 +55,11 @@ class _AttendPlan(ctypes.Structure):
     )
 
 
-# Packed bytes are cheaper to make than a ctypes structure; they are RotateCall and AttendCall of
-# native/attention.h.
+# Packed bytes are cheaper to make than a ctypes structure; they are RotateCall, AttendCall and
+# ChosenCall of native/attention.h.
 _pack_rotate = struct.Struct("@11q").pack
 _pack_attend = struct.Struct("@11q").pack
+_pack_chosen = struct.Struct("@14q").pack
 
 
 class RotatedHeads:
@@ -142,6 +143,34 @@ class Attention:
         place = self._outputs.take(count)
         call = self._decode if phase is Phase.DECODE else self._prefill
         call(self._plan_at, _pack_attend(q_at, place.address, *_cache_rows(rows), count))
+        return self._outputs.finish(place)[0]
+
+
+class ChosenAttention:
+    """Attention to rows that every query names."""
+
+    def __init__(self, host: Host, heads: HeadGeometry, scale: float) -> None:
+        sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
+        self._plan = _AttendPlan(*sizes, 0, host.threads, scale, None)
+        self._plan_at = ctypes.addressof(self._plan)
+        self._call = _function(host, "ts_attend_chosen")
+        self._heads = heads
+        self._outputs = Outputs((heads.num_heads * heads.head_dim,))
+
+    def __call__(
+        self, q: mx.array, rows: KVRows, positions: mx.array, lengths: Sequence[int]
+    ) -> mx.array:
+        """Q [T, Hq, D], positions [T, L] of which a row reads the first ones -> [T, Hq * D]."""
+        (count, most), heads = positions.shape, self._heads
+        if q.shape != (count, heads.num_heads, heads.head_dim) or len(lengths) != count:
+            raise ShapeError(f"queries {q.shape} with positions {positions.shape} of their rows")
+        if not all(0 < length <= most for length in lengths):
+            raise ShapeError(f"lengths {lengths} of rows that name {most} positions")
+        q, q_at = readable(q)
+        chosen, sizes = mx.contiguous(positions.astype(mx.int32)), np.array(lengths, np.int64)
+        place = self._outputs.take(count)
+        given = (*_cache_rows(rows), address(chosen), address(sizes), most, count)
+        self._call(self._plan_at, _pack_chosen(q_at, place.address, *given))
         return self._outputs.finish(place)[0]
 
 

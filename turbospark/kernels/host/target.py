@@ -5,7 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.kernels.host.attention import Attention, RotatedHeads
+from turbospark.kernels.host.attention import Attention, ChosenAttention, RotatedHeads
 from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
 from turbospark.kernels.host.delta_net import DeltaStep
 from turbospark.kernels.host.experts import ExpertMix
@@ -16,6 +16,7 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import (
     AddProjected,
     Attend,
+    AttendChosen,
     AttendLatents,
     AttentionLayer,
     DeltaGeometry,
@@ -85,6 +86,9 @@ class HostKernels:
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         return Attention(self._host, heads, scale, window, sinks)
+
+    def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
+        return ChosenAttention(self._host, heads, scale)
 
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         return None

@@ -76,6 +76,17 @@ struct AttendCall {
   int64_t count;
 };
 
+// A call whose queries each name the rows that they read.
+struct ChosenCall {
+  const float* q;  // [count, q_heads * head_dim]
+  float* out;      // the same
+  CacheRows rows;
+  const int32_t* positions;  // [count, most]
+  const int64_t* lengths;    // [count], how many of its positions a query reads, from the first on
+  int64_t most;
+  int64_t count;
+};
+
 // Pointers to the rows of positions [begin, end) of one head.
 inline void find_rows(const CacheRows& rows, int head, int head_dim, int64_t begin, int64_t end,
                       const float** k, const float** v) {
@@ -96,6 +107,20 @@ inline void find_rows(const CacheRows& rows, int head, int head_dim, int64_t beg
   }
 }
 
+// Pointers to the rows that are chosen[begin .. end - 1] of one head.
+inline void find_chosen(const CacheRows& rows, const int32_t* chosen, int head, int head_dim,
+                        int64_t begin, int64_t end, const float** k, const float** v) {
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t position = chosen[i];
+    const bool sealed = position < rows.boundary;
+    const int64_t capacity = sealed ? rows.sealed_capacity : rows.tail_capacity;
+    const int64_t slot = sealed ? position % capacity : position - rows.boundary;
+    const int64_t at = (head * capacity + slot) * head_dim;
+    *k++ = (sealed ? rows.sealed_k : rows.tail_k) + at;
+    *v++ = (sealed ? rows.sealed_v : rows.tail_v) + at;
+  }
+}
+
 }  // namespace ts
 
 extern "C" {
@@ -108,4 +133,7 @@ TS_EXPORT void ts_head_norm_rope(const ts::RotatePlan* plan, const ts::RotateCal
 // nothing but its query and the keys and values it sees.
 TS_EXPORT void ts_attend_decode(const ts::AttendPlan* plan, const ts::AttendCall* call);
 TS_EXPORT void ts_attend_prefill(const ts::AttendPlan* plan, const ts::AttendCall* call);
+
+// Attention to chosen rows, with the arithmetic of ts_attend_decode over them in their order.
+TS_EXPORT void ts_attend_chosen(const ts::AttendPlan* plan, const ts::ChosenCall* call);
 }

@@ -37,9 +37,12 @@ struct Partial {
 
 class Decode {
  public:
-  Decode(const AttendPlan& plan, const float* q, float* out, const CacheRows& rows, int64_t count)
+  // With a choice of rows, position i stands for the cache's row chosen[i].
+  Decode(const AttendPlan& plan, const float* q, float* out, const CacheRows& rows, int64_t count,
+         const int32_t* chosen = nullptr)
       : plan_(plan),
         rows_(rows),
+        chosen_(chosen),
         q_(q),
         out_(out),
         count_(count),
@@ -90,8 +93,13 @@ class Decode {
     const int64_t start = span_start(task);
     span.begin = static_cast<int>(std::max<int64_t>(0, begin_ - start));
     span.end = static_cast<int>(std::min<int64_t>(SPAN, rows_.end - start));
-    find_rows(rows_, task / spans_, plan_.head_dim, start + span.begin, start + span.end,
-              span.k + span.begin, span.v + span.begin);
+    const int head = static_cast<int>(task / spans_);
+    const int64_t first = start + span.begin, last = start + span.end;
+    const float **k = span.k + span.begin, **v = span.v + span.begin;
+    if (chosen_ != nullptr)
+      find_chosen(rows_, chosen_, head, plan_.head_dim, first, last, k, v);
+    else
+      find_rows(rows_, head, plan_.head_dim, first, last, k, v);
     for (int i = 0; i < span.begin; i++) {
       span.k[i] = span.k[span.begin];
       span.v[i] = span.v[span.begin];
@@ -248,6 +256,7 @@ class Decode {
 
   const AttendPlan& plan_;
   const CacheRows& rows_;
+  const int32_t* chosen_;
   const float* q_;
   float* out_;
   const int64_t count_, lines_, stride_;
@@ -269,5 +278,17 @@ extern "C" void ts_attend_decode(const ts::AttendPlan* plan, const ts::AttendCal
     upto.end = std::min(start + done + together, call->rows.end);
     const int64_t at = done * width, some = upto.end - start - done;
     Decode(*plan, call->q + at, call->out + at, upto, some).run();
+  }
+}
+
+extern "C" void ts_attend_chosen(const ts::AttendPlan* plan, const ts::ChosenCall* call) {
+  using namespace ts;
+  const int64_t width = static_cast<int64_t>(plan->q_heads) * plan->head_dim;
+  CacheRows seen = call->rows;
+  for (int64_t i = 0; i < call->count; i++) {
+    seen.end = call->lengths[i];
+    Decode(*plan, call->q + i * width, call->out + i * width, seen, 1,
+           call->positions + i * call->most)
+        .run();
   }
 }
