@@ -140,7 +140,7 @@ def prefill_seconds(contender: Any, count: int) -> float:
 
 
 def greedy_verdict(contenders: Sequence[Any], seconds: float) -> str:
-    """How long greedy tokens agree, and by how much the choice was open where they part.
+    """How long greedy tokens agree; where they part, how open the choice was and how far logits are.
 
     Both go on together; after `seconds` no further token is compared.
     """
@@ -150,11 +150,15 @@ def greedy_verdict(contenders: Sequence[Any], seconds: float) -> str:
         if time.perf_counter() > deadline:
             return f"{place} greedy tokens equal mlx-lm's, then {seconds:.0f} s were over"
         ours, theirs = (row for _, row in states)
-        margin, token, other = _margin(ours), mx.argmax(ours), mx.argmax(theirs)
-        mx.eval(margin, token, other)
+        token, other = mx.argmax(ours), mx.argmax(theirs)
+        margin, apart = _margin(ours), mx.abs(ours.astype(mx.float32) - theirs).max()
+        mx.eval(token, other, margin, apart)
         if token.item() != other.item():
             word = "within" if margin.item() < MARGIN else "OUTSIDE"
-            return f"tokens part at {place}, margin {margin.item():.3f} ({word} {MARGIN})"
+            return (
+                f"tokens part at {place}, margin {margin.item():.3f} ({word} {MARGIN}), where "
+                f"logits differ by up to {apart.item():.3f}"
+            )
         y = mx.array([token.item()], mx.int32)
         states = [
             (caches, contender.step(y, caches)[-1])
