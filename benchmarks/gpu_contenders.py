@@ -140,7 +140,7 @@ def prefill_seconds(contender: Any, count: int) -> float:
 
 
 def greedy_verdict(contenders: Sequence[Any], seconds: float) -> str:
-    """How long greedy tokens agree; where they part, how open the choice was and how far logits are.
+    """How long greedy tokens agree; where they part, how open the choice was, how far logits are.
 
     Both go on together; after `seconds` no further token is compared.
     """

@@ -3,10 +3,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from kernels.cases_gpu import EMULATION, ROUNDING, TARGETS, mutated, resolve
+from kernels.cases_gpu import BACKWARDS, EMULATION, ROUNDING, TARGETS, mutated, resolve
 from kernels.cases_gpu_latent import CASES, LatentCase
 from kernels.matrices import relative_error, rows
-from metal_emu import MetalRunError
+from metal_emu import MetalRunError, require_emulator
 
 from turbospark.caches.latent import LatentCache
 from turbospark.caches.step import StepCache
@@ -35,6 +35,12 @@ def test_it_equals_attention_over_keys_and_values_written_out(
     gpu = resolve(target)
     assert gpu is not None
     assert max(case.errors(gpu)) < tolerance(case)
+
+
+def test_the_order_of_threadgroups_does_not_matter() -> None:
+    require_emulator()
+    forth, back = (CASES[1].run(target)[0] for target in (EMULATION, BACKWARDS))
+    assert mx.array_equal(forth, back)
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
