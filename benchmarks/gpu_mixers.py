@@ -36,6 +36,7 @@ from turbospark.kernels.experts import (
 )
 from turbospark.kernels.gpu.delta_net import delta_net
 from turbospark.kernels.gpu.delta_scan import ScanGeometry, delta_scan, scan_geometry
+from turbospark.kernels.gpu.experts_unit import dense_experts
 from turbospark.kernels.gpu.kernel import GpuTarget, current_target
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState
 from turbospark.kernels.weights import DeltaWeights, ExpertWeights, Norm, QuantizedWeight
@@ -251,11 +252,7 @@ class Bench:
 
 def mix_dense(y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights) -> mx.array:
     """Sorted rows times matrices that are dequantized first."""
-    gate, up, down = (
-        mx.dequantize(w.codes, w.scales, w.biases, group_size=w.group_size, bits=4)
-        for w in quantized_of(experts)
-    )
-    return mix_experts_sorted(y, ids, weights, replace(experts, gate=gate, up=up, down=down))
+    return mix_experts_sorted(y, ids, weights, dense_experts(experts))
 
 
 def quantized_of(experts: ExpertWeights) -> list[QuantizedWeight]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from kernels.cases_gpu import BACKWARDS, EMULATION, TARGETS, mutated, resolve
 from kernels.cases_gpu_delta import BOUNDS, largest_error
-from kernels.cases_gpu_experts import CASES, ROUTES, ExpertCase
+from kernels.cases_gpu_experts import BF16, CASES, ROUTES, ExpertCase
 from metal_emu import MetalRunError, require_emulator
 
 from turbospark.errors import ShapeError
@@ -22,8 +22,14 @@ from turbospark.kernels.gpu.experts import experts_route, takes
 from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
 from turbospark.kernels.gpu.experts_mix import experts_down, experts_up
 from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router
-from turbospark.kernels.gpu.experts_unit import ExpertUnits, block_of, takes_block
+from turbospark.kernels.gpu.experts_unit import (
+    ExpertUnits,
+    block_of,
+    dense_experts,
+    takes_block,
+)
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
@@ -154,6 +160,29 @@ def test_the_unit_of_given_scores_serves_both_phases(phase: Phase, target: str) 
     # TF32 may multiply the rows of a prefill on a GPU.
     slack = 1 if target == "emulation" or phase is Phase.DECODE else 300
     assert largest_error(y, wanted) < slack * BOUNDS[case.dtype]
+
+
+@pytest.mark.parametrize("case", [CASES[3], CASES[7]], ids=str)
+def test_dense_experts_are_what_their_codes_stand_for(case: ExpertCase) -> None:
+    experts = case.experts()
+    dense = dense_experts(experts)
+    for made, given in zip(
+        (dense.gate, dense.up, dense.down), (experts.gate, experts.up, experts.down), strict=True
+    ):
+        assert isinstance(made, mx.array)
+        assert largest_error(made, np.array(dequantize_reference(given))) < 5e-3
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", [CASES[0], CASES[7]], ids=str)
+def test_many_rows_are_multiplied_by_dense_experts(case: ExpertCase) -> None:
+    case = replace(case, M=61, shared=0, residual=False, dtype=BF16)
+    experts, norm = case.experts(), case.norm_value(8)
+    run = ExpertUnits(_gpu("cuda"), rms_norm_reference, dense=True).bind(norm, experts)
+    assert run is not None
+    scores = mx.array(case.scores().astype(np.float32))
+    y = run(case.x(), scores, None, Phase.PREFILL)
+    assert largest_error(y, case.expected()) < 4 * BOUNDS[BF16]
 
 
 def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:

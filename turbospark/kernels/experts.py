@@ -129,7 +129,8 @@ def expert_matmul_reference(
 def _products(x: mx.array, w: Weight, ids: mx.array, is_sorted: bool) -> mx.array:
     dtype = x.dtype
     if not isinstance(w, QuantizedWeight) or w.group_size == 16:  # MLX has no groups of 16
-        dense = dequantize_reference(w).astype(dtype).swapaxes(-1, -2)
+        dense = w if isinstance(w, mx.array) else dequantize_reference(w)
+        dense = dense.astype(dtype).swapaxes(-1, -2)
         return mx.gather_mm(x, dense, rhs_indices=ids, sorted_indices=is_sorted)
     if w.mode == "mxfp4":
         return mx.gather_qmm(

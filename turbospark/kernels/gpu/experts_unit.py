@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypedDict
 
 import mlx.core as mx
@@ -33,6 +34,10 @@ from turbospark.kernels.target import MixExperts, RunBlock, SharedRows
 from turbospark.kernels.weights import ExpertBlock, ExpertWeights, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
 
+WIDE_SHARE = 2
+"""Rows an expert from which matrices are dequantized first: MLX's gathered product on CUDA reads
+codes once a row, however rows are sorted."""
+
 
 class _Given(TypedDict):
     target: GpuTarget
@@ -53,10 +58,12 @@ class ExpertUnits:
     Args:
         target: where.
         normed: normalises many rows.
+        dense: whether many rows may be multiplied by dequantized matrices.
     """
 
-    def __init__(self, target: GpuTarget, normed: Normed) -> None:
+    def __init__(self, target: GpuTarget, normed: Normed, *, dense: bool = False) -> None:
         self._target, self._normed = target, normed
+        self._is_dense = dense and target.name == "cuda"
         self._verdicts: dict[tuple[object, ...], bool] = {}
 
     def bind(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
@@ -86,7 +93,8 @@ class ExpertUnits:
                     renormalise=experts.renormalise,
                     target=target,
                 )
-                out = mix_experts_sorted(self._normed(h, norm), ids, weights, experts)
+                wide = dense_experts(experts) if self._is_wide(ids, experts) else experts
+                out = mix_experts_sorted(self._normed(h, norm), ids, weights, wide)
             return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
 
         return run
@@ -107,6 +115,9 @@ class ExpertUnits:
 
         return run
 
+    def _is_wide(self, ids: mx.array, experts: ExpertWeights) -> bool:
+        return self._is_dense and ids.size >= WIDE_SHARE * experts.gate.shape[0]
+
     def _serves(
         self, key: tuple[object, ...], experts: ExpertWeights, launch: Callable[[], mx.array]
     ) -> bool:
@@ -114,6 +125,21 @@ class ExpertUnits:
             E, _, C = experts.gate.shape
             self._verdicts[key] = runs("routed_experts", f"{E} of {C} values", launch, self._target)
         return self._verdicts[key]
+
+
+def dense_experts(experts: ExpertWeights) -> ExpertWeights:
+    """The same with matrices of numbers, in the dtype of the scales or bfloat16."""
+    gate, up, down = (_dense(w) for w in (experts.gate, experts.up, experts.down))
+    return replace(experts, gate=gate, up=up, down=down)
+
+
+def _dense(w: Weight) -> mx.array:
+    if not isinstance(w, QuantizedWeight):
+        return w
+    if w.mode == "mxfp4":
+        return mx.dequantize(w.codes, w.scales, group_size=32, bits=4, mode="mxfp4")
+    offsets = w.scales * -float(w.zero or 0) if w.biases is None else w.biases
+    return mx.dequantize(w.codes, w.scales, offsets, group_size=w.group_size, bits=w.bits)
 
 
 def takes_block(block: ExpertBlock) -> bool:

@@ -31,6 +31,7 @@ from turbospark.kernels.target import (
     FinishLayer,
     HeadGeometry,
     MixExperts,
+    MixStreams,
     Project,
     Rotate,
     RotateAttend,
@@ -91,7 +92,9 @@ class GpuKernels:
         self._target = target
         self._enabled = [name for name in BODIES if name not in disabled]
         self._products = Products(target, frozenset(self._enabled))
-        self._experts = ExpertUnits(target, self._products.normed)
+        self._experts = ExpertUnits(
+            target, self._products.normed, dense="dense_prefill" in self._enabled
+        )
 
     @property
     def name(self) -> str:
@@ -141,6 +144,10 @@ class GpuKernels:
         if "delta_net" not in self._enabled:
             return None
         return bind_delta_net(heads, weights, self._target)
+
+    def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
+        """No body: products and MLX operations."""
+        return None
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
