@@ -109,64 +109,85 @@ if (low < high) {
   const int items = high > start ? queries + OWN : queries;
   const int items_a_warp = (items + WARPS - 1) / WARPS;
   const int last_item = metal::min(items, (warp + 1) * items_a_warp);
+  const int at_once = M * SHARE + OWN > WARPS ? 2 : 1;  // heads whose numbers are on their way
+  Floats<SIZE> q_factor = head_ones<SIZE>();
+  if (Q_NORM == 2) {
+    q_factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q_weight, lane);
+  }
+#ifdef WRITES
+  Floats<SIZE> k_factor = head_ones<SIZE>();
+  if (K_NORM == 2) {
+    k_factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k_weight, lane);
+  }
+#endif
   int turned_row = -1;
   Floats<2 * TURNS> turns;
-  for (int item = warp * items_a_warp; item < last_item; item++) {
-    const bool is_query = item < queries;
-    const int i = metal::min(first_query + item, M * SHARE - 1);
-    const int row = is_query ? i / SHARE : (item - queries) / 2;
-    const GLOBAL T* from = query_rows + row * static_cast<int>(query_rows_strides[0]) +
-                           (kv_head * SHARE + i % SHARE) * Q_STEP;
-    int norm = Q_NORM;
-    Floats<SIZE> factor = head_ones<SIZE>();
-    if (is_query && Q_NORM == 2) {
-      factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q_weight, lane);
-    }
+  for (int next = warp * items_a_warp; next < last_item; next += at_once) {
+    Floats<SIZE> number[at_once];
+    UNROLL for (int b = 0; b < at_once; b++) {
+      const int item = metal::min(next + b, last_item - 1);
+      const int i = metal::min(first_query + item, M * SHARE - 1);
+      const GLOBAL T* from = query_rows + i / SHARE * static_cast<int>(query_rows_strides[0]) +
+                             (kv_head * SHARE + i % SHARE) * Q_STEP;
 #ifdef WRITES
-    const bool is_value = !is_query && (item - queries) % 2 == 1;
-    if (!is_query) {
-      from = is_value ? value_rows + row * static_cast<int>(value_rows_strides[0]) + kv_head * D
-                      : key_rows + row * static_cast<int>(key_rows_strides[0]) + kv_head * D;
-      norm = is_value ? V_NORM : K_NORM;
-      if (!is_value && K_NORM == 2) {
-        factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k_weight, lane);
+      const int own = item - queries;
+      if (own >= 0) {
+        from = own % 2 == 0 ? key_rows + own / 2 * static_cast<int>(key_rows_strides[0])
+                            : value_rows + own / 2 * static_cast<int>(value_rows_strides[0]);
+        from += kv_head * D;
       }
-    }
-#else
-    const bool is_value = false;
 #endif
-    Floats<SIZE> number = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(from, lane);
-    if (!is_value && row != turned_row) {
-      turns = head_turns<PAIRS, TURNS>(static_cast<float>(start + row), frequencies, numbers[3],
-                                       lane);
-      turned_row = row;
+      number[b] = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(from, lane);
     }
-    if (norm != 0) {
-      const float eps = is_query ? numbers[0] : is_value ? numbers[2] : numbers[1];
-      number = normed_head<D>(number, factor, eps);
-    }
-    if (!is_value) {
-      number = rotated_head<TURNS>(number, turns);
-    }
-    const int position = start + row;
-    const bool is_written = !is_query && first_query == 0 && position >= chunk && position < high;
-    UNROLL for (int j = 0; j < SIZE; j++) {
-      const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
-      if (d < D && is_query) {
-        const int line = item / 16 * (D / 32) + d / 32;
-        const int part = (line * 2 + item / 8 % 2) * 32 + item % 8 * 4 + d % 32 / 8;
-        query_numbers[8 * part + d % 8] = static_cast<T>(number.v[j]);
+    UNROLL for (int b = 0; b < at_once; b++) {
+      const int item = next + b;
+      const bool is_query = item < queries;
+      const bool is_value = !is_query && (item - queries) % 2 == 1;
+      const int row = is_query ? (first_query + item) / SHARE : (item - queries) / 2;
+      if (item < last_item && !is_value && row != turned_row) {
+        const float position = static_cast<float>(start + row);
+        turns = head_turns<PAIRS, TURNS>(position, frequencies, numbers[3], lane);
+        turned_row = row;
+      }
+      if (item < last_item && is_query) {
+        if (Q_NORM != 0) {
+          number[b] = normed_head<D>(number[b], q_factor, numbers[0]);
+        }
+        number[b] = rotated_head<TURNS>(number[b], turns);
+        UNROLL for (int j = 0; j < SIZE; j++) {
+          const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
+          if (d < D) {
+            const int line = item / 16 * (D / 32) + d / 32;
+            const int part = (line * 2 + item / 8 % 2) * 32 + item % 8 * 4 + d % 32 / 8;
+            query_numbers[8 * part + d % 8] = static_cast<T>(number[b].v[j]);
+          }
+        }
       }
 #ifdef WRITES
-      const int to = (tail_from + position - boundary) * D + d;
-      if (d < D && !is_query) {
-        own_numbers[((is_value ? M : 0) + row) * D + d] = static_cast<T>(number.v[j]);
-      }
-      if (d < D && is_written && !is_value) {
-        new_k[to] = static_cast<T>(number.v[j]);
-      }
-      if (d < D && is_written && is_value) {
-        new_v[to] = static_cast<T>(number.v[j]);
+      if (item < last_item && !is_query) {
+        const bool is_normed = is_value ? V_NORM != 0 : K_NORM != 0;
+        if (is_normed) {
+          const Floats<SIZE> factor = is_value ? head_ones<SIZE>() : k_factor;
+          number[b] = normed_head<D>(number[b], factor, numbers[is_value ? 2 : 1]);
+        }
+        if (!is_value) {
+          number[b] = rotated_head<TURNS>(number[b], turns);
+        }
+        const int position = start + row;
+        const bool is_written = first_query == 0 && position >= chunk && position < high;
+        UNROLL for (int j = 0; j < SIZE; j++) {
+          const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
+          const int to = (tail_from + position - boundary) * D + d;
+          if (d < D) {
+            own_numbers[((is_value ? M : 0) + row) * D + d] = static_cast<T>(number[b].v[j]);
+          }
+          if (d < D && is_written && !is_value) {
+            new_k[to] = static_cast<T>(number[b].v[j]);
+          }
+          if (d < D && is_written && is_value) {
+            new_v[to] = static_cast<T>(number[b].v[j]);
+          }
+        }
       }
 #endif
     }
