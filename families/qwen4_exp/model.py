@@ -25,7 +25,7 @@ from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
 from turbospark.nn.ngram import NgramEmbedding, NgramLayer, rows_in_files
 from turbospark.nn.projections import NormedProjections, TokenEmbedding
-from turbospark.nn.streams import StreamHead, StreamMixer
+from turbospark.nn.streams import Inject, StreamHead, StreamMixer
 from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
 
 Cache = KVCache | RecurrentCache
@@ -148,6 +148,7 @@ class Qwen4ExpLayer(nn.Module):
         self.mlp = SparseMLP(config)
         self.attn_hyper_connection = stream_mixer(config)
         self.mlp_hyper_connection = stream_mixer(config)
+        self.inject = Inject()
         self.is_linear = is_linear
 
     @property
@@ -167,18 +168,17 @@ class Qwen4ExpLayer(nn.Module):
             record: whether a recurrent layer notes its row inputs.
         """
         rows = None
-        x, shares = self.attn_hyper_connection(h, phase)
+        h, x, shares = self.attn_hyper_connection(h, phase)
         if self.is_linear:
             y, rows = self.linear_attn(x, cache, phase, record=record)
         else:
             y = self.self_attn(x, cache, phase)
-        h = self.attn_hyper_connection.inject(h, y, shares)
-        x, shares = self.mlp_hyper_connection(h, phase)
-        return self.mlp_hyper_connection.inject(h, self.mlp(x, phase), shares), rows
+        h, x, shares = self.mlp_hyper_connection(h, phase, (y, shares))
+        return self.inject(h, (self.mlp(x, phase), shares)), rows
 
     def write(self, h: mx.array, caches: IndexedRows, phase: Phase) -> None:
         """Append the rows that a call would append, and compute nothing else."""
-        self.self_attn.write(self.attn_hyper_connection(h, phase)[0], caches, phase)
+        self.self_attn.write(self.attn_hyper_connection(h, phase)[1], caches, phase)
 
 
 class Qwen4ExpModel(CausalLM):

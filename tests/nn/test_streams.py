@@ -49,7 +49,8 @@ def test_every_stream_is_normalised_by_itself():
 
 
 @pytest.mark.parametrize("kernels", sorted(KERNELS))
-def test_a_mixture_equals_its_formula(kernels):
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_mixture_equals_its_formula(kernels, phase):
     mixer = StreamMixer(C, G, RANK, EPS, injects=True)
     mixer.hc_norm.weight = norm_of(2).weight
     matrices = {
@@ -60,16 +61,46 @@ def test_a_mixture_equals_its_formula(kernels):
     for name, value in matrices.items():
         getattr(mixer, name).weight = as_float(value)
     bind_units(mixer, KERNELS[kernels])
+    assert mixer.mix.body == kernels
     h = draw(T, G * C)
     down, up, inject = matrices.values()
-    n = grouped(h, mixer.hc_norm)
-    low = n @ down.T / G
-    shares = sigmoid(low * sigmoid(low) @ up.T)
-    mixed, injected = mixer(as_float(h), Phase.DECODE)
-    np.testing.assert_allclose(
-        np.array(mixed), (shares * n).reshape(T, G, C).mean(axis=1), atol=1e-5
-    )
-    np.testing.assert_allclose(np.array(injected), 2 * sigmoid(n @ inject.T / G), atol=1e-5)
+
+    def wanted(h):
+        n = grouped(h, mixer.hc_norm)
+        low = n @ down.T / G
+        shares = sigmoid(low * sigmoid(low) @ up.T)
+        return (shares * n).reshape(T, G, C).mean(axis=1), 2 * sigmoid(n @ inject.T / G)
+
+    same, *got = mixer(as_float(h), phase)
+    assert np.array_equal(same, as_float(h))
+    for one, other in zip(got, wanted(h), strict=True):
+        np.testing.assert_allclose(np.array(one), other, atol=1e-5)
+    y, taken = draw(T, C, seed=6), draw(T, G, seed=7)
+    more = (h.reshape(T, G, C) + taken[..., None] * y[:, None]).reshape(T, -1)
+    after, *got = mixer(as_float(h), phase, (as_float(y), as_float(taken)))
+    np.testing.assert_allclose(np.array(after), more, atol=1e-5)
+    for one, other in zip(got, wanted(more), strict=True):
+        np.testing.assert_allclose(np.array(one), other, atol=1e-5)
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_mixture_on_the_host_does_not_depend_on_neighbours(phase):
+    if "host" not in KERNELS:
+        pytest.skip("no compiler here")
+    mixer = StreamMixer(300, G, 20, EPS, injects=True)
+    for name, shape in (
+        ("input_mix_weight_down", (20, 900)),
+        ("input_mix_weight_up", (900, 20)),
+        ("block_inject_weight", (G, 900)),
+    ):
+        getattr(mixer, name).weight = as_float(draw(*shape) / 30)
+    bind_units(mixer, KERNELS["host"])
+    h, said = as_float(draw(9, 900)), (as_float(draw(9, 300)), as_float(draw(9, G)))
+    whole = mixer(h, phase, said)
+    for start, end in ((0, 1), (2, 7), (8, 9)):
+        part = mixer(h[start:end], phase, tuple(x[start:end] for x in said))
+        for one, other in zip(part, whole, strict=True):
+            assert np.array_equal(one, other[start:end])
 
 
 def test_an_output_is_added_to_the_streams_as_they_were():

@@ -18,6 +18,7 @@ from turbospark.kernels.target import (
     FinishLayer,
     HeadGeometry,
     MixExperts,
+    MixStreams,
     Project,
     Rotate,
     RotateAttend,
@@ -30,6 +31,7 @@ from turbospark.kernels.weights import (
     ExpertBlock,
     ExpertWeights,
     Norm,
+    StreamWeights,
     Weight,
 )
 
@@ -103,6 +105,9 @@ class ReferenceKernels:
         return None
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
+        return None
+
+    def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
         return None
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:

@@ -18,6 +18,7 @@ from turbospark.kernels.weights import (
     ExpertBlock,
     ExpertWeights,
     Norm,
+    StreamWeights,
     Weight,
 )
 from turbospark.protocols import Phase, RowInputs
@@ -74,6 +75,11 @@ DeltaNet = Callable[
 """inputs, state, phase, whether to record -> [T, Hv * Dv], a new state, the row inputs if so."""
 SharedRows = tuple[mx.array, mx.array]
 """What a shared expert makes of every row [T, C], and the score of its gate [T, 1]."""
+Said = tuple[mx.array, mx.array]
+"""What a block made of a mixture [T, C], and how much of it each stream takes [T, G]."""
+MixStreams = Callable[[mx.array, Said | None, Phase], tuple[mx.array, mx.array, mx.array | None]]
+"""streams h [T, G * C], what is added to them first -> the streams with it, their mixture [T, C]
+for the next block, and the shares [T, G] of what that will say, if one follows."""
 MixExperts = Callable[[mx.array, mx.array, SharedRows | None, Phase], mx.array]
 """h [T, C], the router's scores [T, E], the shared expert's rows if any -> [T, C]."""
 RunBlock = Callable[[mx.array, bool, Phase], mx.array | None]
@@ -228,6 +234,10 @@ class KernelSet(Protocol):
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
+        ...
+
+    def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
+        """Shares of what a block said into the streams, and a mixture of them."""
         ...
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:

@@ -182,3 +182,22 @@ class ExpertBlock:
     post_norm: Norm | None = None
     close_norm: Norm | None = None
     factor: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamWeights:
+    """What lies between residual streams and a block that reads their mixture.
+
+    Attributes:
+        norm: of G * C numbers; each stream of C is normalised by itself.
+        down: [rank, G * C].
+        up: [G * C, rank].
+        inject: [G, G * C], or None where no block follows.
+        groups: streams, G.
+    """
+
+    norm: Norm
+    down: Weight
+    up: Weight
+    inject: Weight | None
+    groups: int

@@ -3,13 +3,15 @@
 import mlx.core as mx
 import mlx.nn as nn
 
+from turbospark.kernels import target
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.streams import (
     grouped_norm_reference,
     inject_reference,
     mix_streams_reference,
 )
-from turbospark.kernels.target import KernelSet
+from turbospark.kernels.target import KernelSet, Said
+from turbospark.kernels.weights import StreamWeights
 from turbospark.nn.linear import Linear, Matrix, RMSNorm
 from turbospark.nn.projections import NormedProjections, OutputHead
 from turbospark.nn.unit import Unit
@@ -30,27 +32,49 @@ class MixStreams(Unit):
     def __init__(
         self, norm: RMSNorm, down: Linear, up: Linear, inject: Linear | None, groups: int
     ) -> None:
-        self._norm, self._groups = norm, groups
+        self._norm, self._down, self._up, self._inject = norm, down, up, inject
+        self._groups = groups
         self._enter = NormedProjections(None, [down] if inject is None else [down, inject])
         self._leave = NormedProjections(None, [up])
+        self._run: target.MixStreams | None = None
 
     def bind(self, kernels: KernelSet) -> None:
         for unit in (self._enter, self._leave):
             unit.bind(kernels)
-        self.body = self._enter.body
+        inject = None if self._inject is None else self._inject.value
+        weights = StreamWeights(
+            self._norm.value, self._down.value, self._up.value, inject, self._groups
+        )
+        self._run = kernels.mix_streams(weights)
+        self.body = kernels.name if self._run else self._enter.body
 
-    def __call__(self, h: mx.array, phase: Phase) -> tuple[mx.array, mx.array | None]:
+    def __call__(
+        self, h: mx.array, phase: Phase, said: Said | None = None
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
         """Mix the streams h [T, G * C].
 
+        Args:
+            h: the streams.
+            phase: prefill or decode.
+            said: what the block before made of its mixture [T, C], and the shares [T, G] in which
+                the streams take it; None where they hold it already.
+
         Returns:
-            [T, C], normed; and the shares [T, G] of a block's output, if one follows.
+            The streams with what was said; their mixture [T, C], normed; and the shares [T, G] of
+            what the next block will say, if one follows.
         """
+        return self._run(h, said, phase) if self._run else self.reference(h, said, phase)
+
+    def reference(
+        self, h: mx.array, said: Said | None, phase: Phase
+    ) -> tuple[mx.array, mx.array, mx.array | None]:
         G = self._groups
+        h = h if said is None else inject_reference(h, *said)
         normed = grouped_norm_reference(h, self._norm.value, G)
         low, *inject = self._enter(normed, phase)  # [T, rank], [T, G]
         (up,) = self._leave(activate_reference(low / G, "silu"), phase)
         mixed = mix_streams_reference(normed, up, G)
-        return mixed, 2 * mx.sigmoid(inject[0] / G) if inject else None
+        return h, mixed, 2 * mx.sigmoid(inject[0] / G) if inject else None
 
 
 class Inject(Unit):
@@ -59,9 +83,9 @@ class Inject(Unit):
     def bind(self, kernels: KernelSet) -> None:
         """Nothing to look up: it has no weights."""
 
-    def __call__(self, h: mx.array, y: mx.array, shares: mx.array) -> mx.array:
-        """Add y [T, C] to h [T, G * C] in shares [T, G]: [T, G * C]."""
-        return inject_reference(h, y, shares)
+    def __call__(self, h: mx.array, said: Said) -> mx.array:
+        """Add what a block said, [T, C] in shares [T, G], to h [T, G * C]: [T, G * C]."""
+        return inject_reference(h, *said)
 
 
 class StreamMixer(nn.Module):
@@ -87,13 +111,14 @@ class StreamMixer(nn.Module):
         self.mix = MixStreams(
             self.hc_norm, self.input_mix_weight_down, self.input_mix_weight_up, inject, groups
         )
-        self.inject = Inject()
 
-    def __call__(self, h: mx.array, phase: Phase) -> tuple[mx.array, mx.array]:
-        """What the block reads [T, C], and the shares [T, G] of what it will say."""
-        mixed, shares = self.mix(h, phase)
+    def __call__(
+        self, h: mx.array, phase: Phase, said: Said | None = None
+    ) -> tuple[mx.array, mx.array, mx.array]:
+        """The streams [T, G * C], what the block reads [T, C], and the shares [T, G] of its say."""
+        h, mixed, shares = self.mix(h, phase, said)
         assert shares is not None
-        return mixed, shares
+        return h, mixed, shares
 
 
 class StreamHead(Unit):
@@ -109,5 +134,5 @@ class StreamHead(Unit):
 
     def __call__(self, h: mx.array, phase: Phase) -> mx.array:
         """Give the logits of h [R, G * C]: [R, V] float32."""
-        mixed, _ = self._mixer.mix(h, phase)
+        _, mixed, _ = self._mixer.mix(h, phase)
         return self._head(mixed, phase)

@@ -44,6 +44,7 @@ from turbospark.kernels.weights import (
     ExpertBlock,
     ExpertWeights,
     Norm,
+    StreamWeights,
     Weight,
 )
 from turbospark.protocols import Phase

@@ -11,6 +11,7 @@ from turbospark.kernels.host.delta_net import DeltaStep
 from turbospark.kernels.host.experts import ExpertMix
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
+from turbospark.kernels.host.streams import StreamMix
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import (
@@ -25,6 +26,7 @@ from turbospark.kernels.target import (
     FinishLayer,
     HeadGeometry,
     MixExperts,
+    MixStreams,
     Project,
     Rotate,
     RotateAttend,
@@ -37,6 +39,7 @@ from turbospark.kernels.weights import (
     ExpertBlock,
     ExpertWeights,
     Norm,
+    StreamWeights,
     Weight,
 )
 from turbospark.settings import KernelPolicy
@@ -132,6 +135,12 @@ class HostKernels:
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return DeltaStep(self._host, heads, weights)
+
+    def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
+        matrices = [weights.down, weights.up, weights.inject]
+        if not all(is_supported(matrix) for matrix in matrices if matrix is not None):
+            return None
+        return StreamMix(self._host, self._products, weights)
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         weights = (experts.gate, experts.up, experts.down)
