@@ -1,6 +1,6 @@
 """How fast is the attention side of a decode step on a GPU, and which geometry is best?
 
-    python benchmarks/gpu_attention.py [--seconds 85] [--only joined,main,norms,heads,cuts,more]
+    python benchmarks/gpu_attention.py [--seconds 85] [--only joined,chunks,main,heads,...]
 
 Needs an Apple or NVIDIA GPU. Calls form a compiled chain in which each waits for the one before;
 caches are rotated through more memory than a cache holds; a figure is the median of rounds in which
@@ -222,6 +222,17 @@ def joined_figures(bench: Bench) -> Iterator[None]:
         yield bench.joined(JOINED[0], length, 8)
 
 
+def chunk_figures(bench: Bench) -> Iterator[None]:
+    """Whether a longer first chunk, and so one launch for more rows, costs less than a second."""
+    for shape in JOINED[:2]:
+        for length in (200, 380, 2048):
+            for size in (128, 256, 512):
+                cut = Chunks(size, max(16, 256 // shape[2]))
+                with mock.patch.object(attention_geometry, "chunks", lambda *_, c=cut, **__: c):
+                    print(f"chunks of {size:3d}", end=" ")
+                    yield bench.joined(shape, length, 1)
+
+
 def main_figures(bench: Bench) -> Iterator[None]:
     for rows in ROWS[:2]:
         for length in LENGTHS:
@@ -363,6 +374,7 @@ def head_figures(bench: Bench) -> Iterator[None]:
 
 SUITES = {
     "joined": joined_figures,
+    "chunks": chunk_figures,
     "main": main_figures,
     "norms": norm_figures,
     "heads": head_figures,
