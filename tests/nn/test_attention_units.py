@@ -10,7 +10,7 @@ from turbospark.kernels.reference import ReferenceKernels
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import HeadGeometry
 from turbospark.kernels.weights import Norm
-from turbospark.nn.attention import Attend, HeadNormRope
+from turbospark.nn.attention import Attend, HeadNormRope, RotatedAttention
 from turbospark.nn.linear import RMSNorm
 from turbospark.protocols import Phase
 
@@ -104,6 +104,29 @@ def test_layer_that_shares_rows_rotates_at_the_positions_just_written(isa):
     shared = made(q, None, None, cache, Phase.PREFILL)
     assert cache.offset == 13 + T
     assert mx.array_equal(shared, expected)
+
+
+@pytest.mark.parametrize("isa", [None, *ISAS])
+@pytest.mark.parametrize("gate_width", [0, 1, 44])
+def test_rotated_attention_is_one_unit_after_the_other_and_the_gate(gate_width, isa):
+    norms = {"q_norm": norm_module(1), "k_norm": norm_module(2), "v_norm": Norm(None, 1e-5)}
+    whole = RotatedAttention(HEADS, ROPES["partial"], scale=0.2, window=9, **norms)
+    rotate = HeadNormRope(HEADS, ROPES["partial"], **norms)
+    attend = Attend(HEADS, scale=0.2, window=9)
+    for made in (whole, rotate, attend) if isa else ():
+        made.bind(host_kernels(isa))
+    assert whole.body == attend.body
+    q, k, v = inputs()
+    gate = rng_rows(T, 6 * gate_width, seed=9) if gate_width else None
+    found = whole(q, k, v, started(13), Phase.DECODE, gate)
+    cache = started(13)
+    wanted = np.array(attend(rotate(q, k, v, cache, Phase.DECODE), cache, Phase.DECODE))
+    if gate is not None:
+        opening = 1 / (1 + np.exp(-np.array(gate).reshape(T, 6, -1)))
+        wanted = (wanted.reshape(T, 6, 44) * opening).reshape(T, -1)
+    np.testing.assert_allclose(np.array(found), wanted, atol=2e-6)
+    again = whole.reference(q, k, v, started(13), Phase.DECODE, gate)
+    np.testing.assert_allclose(np.array(again), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("isa", ISAS)
