@@ -7,6 +7,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from turbospark.kernels.gpu import int4_mma, rms_norm
+from turbospark.kernels.gpu.ahead import LaunchOrder, reads_ahead
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts_scores import experts_scores, takes_router
 from turbospark.kernels.gpu.int4_chain import (
@@ -59,6 +60,7 @@ class Products:
         self._verdicts: dict[tuple[object, ...], bool] = {}
         self._homes: dict[int, Bundle] = {}
         self._zeros = StepZeros()
+        self._order = LaunchOrder() if reads_ahead() else None
 
     def has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
         """Whether any part of a unit runs in a body of this target."""
@@ -156,6 +158,8 @@ class Products:
             self._body(product, x, self._zeros_of(form, norm))
 
         def run(x: mx.array, added: mx.array | None, phase: Phase) -> list[mx.array] | None:
+            if self._order is not None and form is not None:
+                self._order.note(product)
             if phase is not Phase.DECODE or x.shape[0] > MAX_ROWS:
                 return None
             if added is not None and added.dtype != x.dtype:
@@ -240,7 +244,8 @@ class Products:
         self, name: str, product: Int4Product, x: mx.array, added: mx.array | None, zeros: int
     ) -> list[mx.array]:
         if name == "int4_mma":
-            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros)
+            ahead = None if self._order is None else self._order.ahead_of(product)
+            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros, ahead=ahead)
         return vector_product(product, x, added, self._target)
 
     def single(
