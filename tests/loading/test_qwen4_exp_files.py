@@ -355,10 +355,23 @@ def test_a_conversation_over_tables_in_files_goes_on_after_it_was_saved(tmp_path
     again.close()
 
 
-def test_a_compiled_step_is_given_the_rows_that_no_graph_can_read(golden, tmp_path, in_files):
+def test_a_compiled_step_is_given_the_rows_that_no_graph_can_read(
+    golden, tmp_path, in_files, monkeypatch
+):
     folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
     model = load_model(folder, policy=REFERENCE).model
     steps = CompiledModel(model)
+    trace = steps._trace
+
+    def look_up(*_):
+        raise AssertionError("files were read inside a graph")
+
+    def traced(*given):
+        with monkeypatch.context() as inside:
+            inside.setattr(type(model), "look_up", look_up)
+            return trace(*given)
+
+    monkeypatch.setattr(steps, "_trace", traced)
     ours, theirs = (model.make_caches(64, 5) for _ in range(2))
     for caches in (ours, theirs):
         feed(model, golden.tokens[:20], [20], caches=caches)
