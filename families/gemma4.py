@@ -241,7 +241,9 @@ class Gemma4Layer(nn.Module):
             self.post_per_layer_input_norm = RMSNorm(C, eps)
             self.gate_input = NormedProjections(None, [self.per_layer_input_gate])
             self.add_input = ProjectedResidual(
-                self.per_layer_projection, self.post_per_layer_input_norm
+                self.per_layer_projection,
+                self.post_per_layer_input_norm,
+                lambda: self.layer_scalar,
             )
 
     def _add_experts(self, config: Gemma4Config) -> RoutedExperts:
@@ -274,11 +276,11 @@ class Gemma4Layer(nn.Module):
         """Advance the stream h [T, C]; `given` [T, P] is this layer's own input, if any."""
         attended = self.self_attn(h, cache, phase)  # [T, Hq * D]
         h = self.finish(attended, h, phase)
-        if self.routed is not None and given is None:
-            return h  # the experts' closing has scaled it
         if given is not None:
             (gate,) = self.gate_input(h, phase)  # [T, P]
-            h = self.add_input(activate_reference(gate, self._activation) * given, h, phase)
+            return self.add_input(activate_reference(gate, self._activation) * given, h, phase)
+        if self.routed is not None:
+            return h  # the experts' closing has scaled it
         return h * self.layer_scalar.astype(h.dtype)
 
 

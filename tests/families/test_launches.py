@@ -39,9 +39,9 @@ DEEPSEEK_WIDE = {
     "routed_scaling_factor": 2.5,
 }
 STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
-    "gemma4 dense": ({"kind": "dense"}, 44, 6),
+    "gemma4 dense": ({"kind": "dense"}, 20, 6),
     "gemma4 moe": ({"kind": "moe"}, 50, 0),
-    "gemma4 inputs": (GEMMA4_INPUTS, 63, 26),
+    "gemma4 inputs": (GEMMA4_INPUTS, 39, 20),
     "deepseek_v2 wide": (DEEPSEEK_WIDE, 26, 0),
 } | {
     name: ({"model_type": name}, most, 0)
@@ -52,12 +52,12 @@ STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
         "qwen3": 11,
         "qwen3_moe": 20,
         "mixtral": 20,
-        "gemma3": 23,
+        "gemma3": 11,
         "gpt_oss": 20,
         "deepseek_v2": 23,
         "qwen3_5": 14,
         "qwen3_5_moe": 26,
-        "muse_glimmer": 38,
+        "muse_glimmer": 18,
         "spark2_5": 18,
     }.items()
 }

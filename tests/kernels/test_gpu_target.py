@@ -209,3 +209,10 @@ def test_rows_of_a_table_are_normed_and_residuals_added_without_operations_betwe
     assert launched == ["int4_gemv_1", "rms_norm"]
     nothing = added(h, mx.zeros(h.shape), Phase.DECODE)
     assert relative_error(y, np.array(nothing + 3 * h)) < 1e-5
+    launched.clear()
+    close = kernels.closing(norm, mx.array([-0.25]))
+    assert close is not None
+    closed = close(h, 3 * h)
+    assert launched == ["rms_norm"]
+    wanted = (3 * h + mx.fast.rms_norm(h, None, norm.eps)) * -0.25
+    assert relative_error(closed, np.array(wanted)) < 1e-5

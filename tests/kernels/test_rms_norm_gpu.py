@@ -24,10 +24,12 @@ class NormCase:
     groups: int = 0
     plus_one: bool = False
     has_residual: bool = False
+    multiple: float = 1.0
 
     def __str__(self) -> str:
         size = "x".join(map(str, self.shape))
         form = "-groups" * bool(self.groups) + "-plus" * self.plus_one + "-add" * self.has_residual
+        form += "" if self.multiple == 1.0 else "-times"
         return f"{size}-{self.dtype}-{self.weight_dtype}{form}".replace("mlx.core.", "")
 
     def norm(self) -> Norm:
@@ -56,13 +58,15 @@ CASES = [
     NormCase((2, 5376), mx.bfloat16, mx.bfloat16, has_residual=True),
     NormCase((3, 2, 136), mx.float32, mx.float16, groups=2, plus_one=True),
     NormCase((1, 3, 77), mx.float16, mx.float32, groups=3, has_residual=True),
+    NormCase((3, 264), mx.bfloat16, mx.float32, has_residual=True, multiple=-0.375),
 ]
 
 
 def error(case: NormCase, target: GpuTarget | None) -> float:
     x, norm = case.x(), case.norm()
     residual = case.residual()
-    y = rms_norm(x, norm, residual, plus_one=case.plus_one, target=target)
+    multiple = None if case.multiple == 1.0 else mx.array([case.multiple])
+    y = rms_norm(x, norm, residual, multiple=multiple, plus_one=case.plus_one, target=target)
     assert y.shape == case.shape
     assert y.dtype == case.dtype
     wide = np.array(x.astype(mx.float32)).astype(np.float64)
@@ -71,7 +75,7 @@ def error(case: NormCase, target: GpuTarget | None) -> float:
         expected = expected * (np.array(norm.weight.astype(mx.float32)) + case.plus_one)
     if residual is not None:
         expected = expected + np.array(residual.astype(mx.float32))
-    return relative_error(y.astype(mx.float32), expected)
+    return relative_error(y.astype(mx.float32), expected * case.multiple)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -103,12 +107,13 @@ def test_a_row_does_not_depend_on_its_neighbours(target: str) -> None:
         ("* (factor[p][i]", "* (1.0f", None),
         ("square_sum = simd_sum(square_sum);", "", None),
         ("base[p][i] + normed", "normed", None),
+        (") * whole", ")", None),
         ("row % GROUPS * D", "0", None),
         ("+ ADDED", "", None),
     ],
 )
 def test_a_planted_mutation_is_caught(old: str, new: str, what: str | None) -> None:
-    case = NormCase((3, 2, 648), mx.float32, mx.float16, 2, plus_one=True, has_residual=True)
+    case = NormCase((3, 2, 648), mx.float32, mx.float16, 2, True, True, multiple=1.5)
     if what is None:
         assert error(case, mutated("rms_norm", old, new)) > SLACK * ROUNDING[case.dtype]
     else:

@@ -3,6 +3,7 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from golden.fixtures import kernel_sets
 from kernels.matrices import quantized, rows
 
 from turbospark.nn.linear import Embedding, Linear, RMSNorm
@@ -116,3 +117,16 @@ def test_units_own_no_parameter_and_are_found_by_path():
     assert [path for path, _ in units_of(table)] == ["embed"]
     assert list(table.parameters()) == ["weight"]
     assert table.embed.body == "reference"
+
+
+@pytest.mark.parametrize("name", kernel_sets())
+def test_a_factor_is_of_the_sum_and_is_read_anew(name):
+    (projection, weight, _), after = linear(64, C, 5), norm(6)
+    factors = [mx.array([0.5])]
+    unit = ProjectedResidual(projection, after, lambda: factors[-1])
+    unit.bind(kernel_sets()[name])
+    x, residual = rows(T, 64), rows(T, C, seed=7)
+    wanted = wide(residual) + normed(wide(x) @ weight.T, after)
+    close(unit(x, residual, Phase.DECODE), 0.5 * wanted)
+    factors.append(mx.array([-3.0]))
+    close(unit(x, residual, Phase.DECODE), -3.0 * wanted)

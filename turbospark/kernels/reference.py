@@ -12,6 +12,7 @@ from turbospark.kernels.target import (
     AttendChosen,
     AttendLatents,
     AttentionLayer,
+    Close,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -114,6 +115,9 @@ class ReferenceKernels:
         return None
 
     def expert_block(self, block: ExpertBlock) -> RunBlock | None:
+        return None
+
+    def closing(self, norm: Norm, factor: mx.array) -> Close | None:
         return None
 
     def output_head(

@@ -45,6 +45,8 @@ AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
 FinishLayer = Callable[[mx.array, mx.array, Phase], mx.array | None]
 """x [T, K], residual [T, C] -> [T, C], or None where no body serves these rows."""
+Close = Callable[[mx.array, mx.array], mx.array]
+"""y [T, C], residual [T, C] -> [T, C]."""
 Transform = Callable[[mx.array, Phase], mx.array]
 """h [T, C] -> [T, C], or [R, C] -> [R, V]."""
 
@@ -246,6 +248,10 @@ class KernelSet(Protocol):
 
     def expert_block(self, block: ExpertBlock) -> RunBlock | None:
         """A router, experts, a shared one and the stream they advance, for a few rows."""
+        ...
+
+    def closing(self, norm: Norm, factor: mx.array) -> Close | None:
+        """Compute (residual + norm(y)) * factor, the factor being [1]."""
         ...
 
     def output_head(

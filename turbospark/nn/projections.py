@@ -1,6 +1,6 @@
 """Fusion units around matrix products. Each composes the kernels' references."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -10,11 +10,14 @@ from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.embedding import embedding_reference
 from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
-from turbospark.kernels.target import AddProjected, Embed, KernelSet, Project, Transform
+from turbospark.kernels.target import AddProjected, Close, Embed, KernelSet, Project, Transform
 from turbospark.kernels.weights import Activation, Norm
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
 from turbospark.nn.unit import Unit
 from turbospark.protocols import Phase
+
+Factor = Callable[[], mx.array]
+"""Gives [1], a parameter of the layer."""
 
 
 class TokenEmbedding(Unit):
@@ -60,22 +63,41 @@ class NormedProjections(Unit):
 
 
 class ProjectedResidual(Unit):
-    """residual + post_norm(projection(x))."""
+    """(residual + post_norm(projection(x))) * factor; norm and factor only where there are any."""
 
-    def __init__(self, projection: Linear, post_norm: RMSNorm | None = None) -> None:
+    def __init__(
+        self,
+        projection: Linear,
+        post_norm: RMSNorm | None = None,
+        factor: Factor | None = None,
+    ) -> None:
+        assert factor is None or post_norm is not None
         self.projection, self.post_norm = projection, post_norm
+        self._factor = factor
         self._run: AddProjected | None = None
+        self._apart: tuple[Project, Close] | None = None
 
     def bind(self, kernels: KernelSet) -> None:
         weight, bias = self.projection.value, bias_of(self.projection)
         self._run = kernels.projected_residual(weight, bias, _value(self.post_norm))
-        self.body = kernels.name if self._run else Unit.body
+        if self.post_norm is not None and self._factor is not None:
+            close = kernels.closing(self.post_norm.value, self._factor())
+            project = kernels.normed_projections(None, [weight], [bias]) if close else None
+            self._apart = (project, close) if project and close else None
+        self.body = kernels.name if self._run or self._apart else Unit.body
 
     def __call__(self, x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
         """Add the projection of x [T, K] to residual [T, C]: [T, C]."""
-        return self._run(x, residual, phase) if self._run else self.reference(x, residual)
+        if self._apart is not None:
+            project, close = self._apart
+            return close(project(x, phase)[0], residual)
+        made = self._run(x, residual, phase) if self._run else self._added(x, residual)
+        return _times(made, self._factor)
 
     def reference(self, x: mx.array, residual: mx.array) -> mx.array:
+        return _times(self._added(x, residual), self._factor)
+
+    def _added(self, x: mx.array, residual: mx.array) -> mx.array:
         y = _project(x, self.projection)
         return residual + rms_norm_reference(y, _value(self.post_norm))
 
@@ -178,6 +200,10 @@ class OutputHead(Unit):
         if norm is None or norm.weight is None or self._factor == 1.0:
             return norm
         return Norm(norm.weight.astype(mx.float32) * self._factor, norm.eps)
+
+
+def _times(x: mx.array, factor: Factor | None) -> mx.array:
+    return x if factor is None else x * factor().astype(x.dtype)
 
 
 def _value(norm: RMSNorm | None) -> Norm | None:

@@ -7,7 +7,7 @@ from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_t
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.weights import Norm
 
-_NAMES = ("x", "weight", "residual", "eps")
+_NAMES = ("x", "weight", "residual", "eps", "multiple")
 KERNEL = Kernel("rms_norm", _NAMES, ("y",), macros=("WIDE 1",))
 NARROW = Kernel("rms_norm_narrow", _NAMES, ("y",), body="rms_norm", macros=("WIDE 0",))
 
@@ -19,6 +19,7 @@ def rms_norm(
     norm: Norm,
     residual: mx.array | None = None,
     *,
+    multiple: mx.array | None = None,
     plus_one: bool = False,
     target: GpuTarget | None = None,
 ) -> mx.array:
@@ -28,6 +29,7 @@ def rms_norm(
         x: [..., C], at least one row.
         norm: weight [C], or [G, C] for x [..., G, C], or None; and eps.
         residual: like `x`, added to the result.
+        multiple: [1] or more, whose first number is multiplied to all of that.
         plus_one: the weight is a distance from 1.
         target: where; by default the GPU that MLX computes on, and the reference on a CPU.
 
@@ -41,7 +43,8 @@ def rms_norm(
     target = target or current_target()
     weight = norm.weight
     if target is None:
-        return _reference(x, norm, residual, plus_one=plus_one)
+        y = _reference(x, norm, residual, plus_one=plus_one)
+        return y if multiple is None else (y * multiple[0]).astype(x.dtype)
     threads = 32 * min(8, -(-C // (32 * _VALUES)))
     is_wide = C % _VALUES == 0
     (y,) = (KERNEL if is_wide else NARROW)(
@@ -51,6 +54,7 @@ def rms_norm(
             x if weight is None else weight,
             x if residual is None else residual,
             constant(norm.eps),
+            constant(norm.eps) if multiple is None else multiple,
         ],
         template={
             "T": x.dtype,
@@ -60,6 +64,7 @@ def rms_norm(
             "GROUPS": groups,
             "HAS_WEIGHT": weight is not None,
             "HAS_RESIDUAL": residual is not None,
+            "HAS_MULTIPLE": multiple is not None,
             "ADDED": int(plus_one and weight is not None),
         },
         grid=(x.size // C * threads, 1, 1),

@@ -14,10 +14,11 @@ from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.int4_product import MAX_ROWS, takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
-from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.kernel import GpuTarget, resident
 from turbospark.kernels.gpu.latent import LatentUnit
 from turbospark.kernels.gpu.latent_unit import bind_latents
 from turbospark.kernels.gpu.products import Products
+from turbospark.kernels.gpu.rms_norm import rms_norm
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
@@ -25,6 +26,7 @@ from turbospark.kernels.target import (
     AttendChosen,
     AttendLatents,
     AttentionLayer,
+    Close,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -251,6 +253,17 @@ class GpuKernels:
             if made is None:
                 return products.normed(single(x, phase), post_norm, residual)
             return made[0]
+
+        return run
+
+    def closing(self, norm: Norm, factor: mx.array) -> Close | None:
+        """Compute (residual + norm(y)) * factor, the factor being [1]."""
+        if "rms_norm" not in self._enabled:
+            return None
+        multiple, target = resident(factor.astype(mx.float32)), self._target
+
+        def run(y: mx.array, residual: mx.array) -> mx.array:
+            return rms_norm(y, norm, residual, multiple=multiple, target=target)
 
         return run
 

@@ -20,6 +20,7 @@ from turbospark.kernels.target import (
     AttendChosen,
     AttendLatents,
     AttentionLayer,
+    Close,
     DeltaGeometry,
     DeltaNet,
     Embed,
@@ -149,6 +150,9 @@ class HostKernels:
         return ExpertMix(self._host, self._products, norm, experts)
 
     def expert_block(self, block: ExpertBlock) -> RunBlock | None:
+        return None
+
+    def closing(self, norm: Norm, factor: mx.array) -> Close | None:
         return None
 
     def output_head(

@@ -1,6 +1,7 @@
-// y = residual + x / sqrt(mean(x^2) + eps) * weight for rows of D values: a threadgroup of THREADS a
-// row, PARTS times eight values a thread, all of which are loaded before the only barrier. Row r
-// has weights r % GROUPS. WIDE is 1 where D is a multiple of 8, so that eight values are one load.
+// y = (residual + x / sqrt(mean(x^2) + eps) * weight) * multiple for rows of D values: a threadgroup
+// of THREADS a row, PARTS times eight values a thread, all of which are loaded before the only
+// barrier. Row r has weights r % GROUPS. WIDE is 1 where D is a multiple of 8, so that eight values
+// are one load.
 SHARED float partial[THREADS / 32];
 const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int row = static_cast<int>(threadgroup_position_in_grid.x);
@@ -54,6 +55,7 @@ if (THREADS > 32) {
   UNROLL for (int group = 0; group < THREADS / 32; group++) { square_sum += partial[group]; }
 }
 
+const float whole = HAS_MULTIPLE ? static_cast<float>(multiple[0]) : 1.0f;
 const float scale = metal::precise::rsqrt(square_sum * (1.0f / static_cast<float>(D)) + eps[0]);
 UNROLL for (int p = 0; p < PARTS; p++) {
   const int d = (p * THREADS + thread_index) * 8;
@@ -61,7 +63,7 @@ UNROLL for (int p = 0; p < PARTS; p++) {
   UNROLL for (int i = 0; i < 8; i++) {
     if (d + i < D) {
       const float normed = value[p][i] * scale * (factor[p][i] + ADDED);
-      result.v[i] = static_cast<T>(base[p][i] + normed);
+      result.v[i] = static_cast<T>((base[p][i] + normed) * whole);
 #if !WIDE
       y[start + d + i] = result.v[i];
 #endif
