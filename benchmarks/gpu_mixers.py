@@ -36,7 +36,7 @@ from turbospark.kernels.experts import (
 )
 from turbospark.kernels.gpu.delta_net import delta_net
 from turbospark.kernels.gpu.delta_scan import ScanGeometry, delta_scan, scan_geometry
-from turbospark.kernels.gpu.experts_unit import dense_experts
+from turbospark.kernels.gpu.experts_wide import dense_experts, mix_sorted
 from turbospark.kernels.gpu.kernel import GpuTarget, current_target
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState
 from turbospark.kernels.weights import DeltaWeights, ExpertWeights, Norm, QuantizedWeight
@@ -230,7 +230,7 @@ class Bench:
                 y = mx.random.normal((T, C)).astype(DTYPE)
                 ids, weights = route_reference(mx.random.normal((T, E)), k)
                 mx.eval(y, ids, weights)
-                dense = partial(mix_dense, experts=experts)
+                dense = partial(mix_dense, experts=experts, target=self.target)
                 for form, mix in (
                     ("as they come", partial(mix_experts_reference, experts=experts)),
                     ("sorted", partial(mix_experts_sorted, experts=experts)),
@@ -250,9 +250,11 @@ class Bench:
                     self.show(f"experts {name}, {T} rows {form}", us)
 
 
-def mix_dense(y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights) -> mx.array:
-    """Sorted rows times matrices that are dequantized first."""
-    return mix_experts_sorted(y, ids, weights, dense_experts(experts))
+def mix_dense(
+    y: mx.array, ids: mx.array, weights: mx.array, experts: ExpertWeights, target: GpuTarget
+) -> mx.array:
+    """Sorted rows times matrices that are dequantized first, summed up in one launch."""
+    return mix_sorted(y, ids, weights, dense_experts(experts), target=target)
 
 
 def quantized_of(experts: ExpertWeights) -> list[QuantizedWeight]:

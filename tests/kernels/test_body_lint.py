@@ -15,6 +15,7 @@ from turbospark.kernels.gpu.attention_decode import COMBINE, PARTIALS, TENSOR
 from turbospark.kernels.gpu.delta_net import RECORD as DELTA_NET
 from turbospark.kernels.gpu.delta_scan import FILTER, GATE, SCAN
 from turbospark.kernels.gpu.experts import ROUTE
+from turbospark.kernels.gpu.experts_wide import JOIN as EXPERTS_JOIN
 from turbospark.kernels.gpu.head_norm_rope import KERNEL as HEAD_NORM_ROPE
 from turbospark.kernels.gpu.int4_chain import KERNEL as CHAIN
 from turbospark.kernels.gpu.int4_product import kernel_of
@@ -82,6 +83,7 @@ KERNELS = {
     "delta_scan": (SCAN, {"state", "q", "k"}, {"q", "k"}),
     "delta_gate": (GATE, set(), set()),
     "experts_route": (ROUTE, set(), set()),
+    "experts_join": (EXPERTS_JOIN, {"outs"}, set()),
     "latent_queries": (
         LATENTS["latent_queries", True],
         {"codes", "scales", "biases", "tail_k", "tail_v"},

@@ -21,6 +21,7 @@ from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
 
 from turbospark.kernels.gpu.argmax import argmax_rows
+from turbospark.kernels.gpu.experts_wide import mix_sorted
 from turbospark.kernels.gpu.int4_gemv import int4_gemv, vector_product
 from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_rows import int4_rows
@@ -144,6 +145,13 @@ LAUNCHES = {
     ),
     "many rows of many experts": experts(
         ExpertCase(8, 512, 10, 2048, 64, 64, BRAIN, BRAIN, renormalise=False)
+    ),
+    "sums of experts": lambda target: mix_sorted(
+        mx.zeros((9, 320), BRAIN),
+        mx.zeros((9, 4), mx.int32),
+        mx.zeros((9, 4)),
+        ExpertCase(1, 5, 4, 320, 64, 32, BRAIN, BRAIN).experts(),
+        target=target,
     ),
     "rows of a table": lambda target: int4_rows(
         mx.zeros((3,), mx.int32), quantized(37, 96, 4, 32)[0], 2.0, target=target

@@ -25,9 +25,9 @@ from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router
 from turbospark.kernels.gpu.experts_unit import (
     ExpertUnits,
     block_of,
-    dense_experts,
     takes_block,
 )
+from turbospark.kernels.gpu.experts_wide import dense_experts, mix_sorted
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
@@ -136,15 +136,41 @@ def test_order_of_threads_does_not_change_a_bit() -> None:
         assert mx.array_equal(case.run(EMULATION), case.run(BACKWARDS))
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", [replace(CASES[1], M=23), replace(CASES[3], M=17)], ids=str)
-def test_many_rows_are_sorted_by_their_experts(case: ExpertCase) -> None:
+def test_many_rows_are_sorted_by_their_experts(case: ExpertCase, target: str) -> None:
     experts = case.experts()
     scores = mx.array(case.scores().astype(np.float32))
     ids, weights = route_reference(scores, case.top_k, experts.scale)
     y = rms_norm_reference(case.x().astype(mx.float32), case.norm_value(8))
-    made = mix_experts_sorted(y, ids, weights, experts)
+    gpu = resolve(target)
+    if gpu is None:
+        made = mix_experts_sorted(y, ids, weights, experts)
+    else:
+        made = mix_sorted(y, ids, weights, experts, target=gpu)
     wanted = mix_experts_reference(y, ids, weights, experts)
     assert largest_error(made, np.array(wanted)) < BOUNDS[mx.float32]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("row * TOP + rank]);", "row * TOP]);", None),
+        ("if (column < N)", "", "out of bounds|conflicting"),
+    ],
+)
+def test_a_mutation_of_the_join_is_caught(old: str, new: str, what: str | None) -> None:
+    case = CASES[2]
+    experts, y = case.experts(), case.x()
+    ids, weights = route_reference(mx.array(case.scores().astype(np.float32)), case.top_k)
+    target = mutated("experts_join", old, new)
+    if what is not None:
+        with pytest.raises(MetalRunError, match=what):
+            mix_sorted(y, ids, weights, experts, target=target)
+        return
+    made = mix_sorted(y, ids, weights, experts, target=target)
+    wanted = mix_experts_reference(y, ids, weights, experts)
+    assert largest_error(made, np.array(wanted.astype(mx.float32))) > 0.05
 
 
 @pytest.mark.parametrize("target", TARGETS[1:])
@@ -205,7 +231,7 @@ def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:
         (1, "experts_scores", "shifted_of(value)", "value", None),
         (7, "experts_scores", "HAS_BIAS ?", "false ?", None),
         (0, "experts_scores", ", numbers[0])", ", 0.0f)", None),
-        (0, "experts_scores", "&& column < N", "", "out of bounds|conflicting"),
+        (3, "experts_scores", "&& column < N", "", "out of bounds|conflicting"),
         (1, "experts_up", "HAS_SCALE ? choice", "false ? choice", None),
         (2, "experts_up", "load_floats<8>(x + row * K", "load_floats<8>(x", None),
         (0, "experts_up", "squares = metal::fma", "float other = metal::fma", None),

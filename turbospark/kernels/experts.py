@@ -88,15 +88,31 @@ def mix_experts_sorted(
 
     Args: as in `mix_experts_reference`.
     """
-    (T, k), flat, bias = ids.shape, mx.flatten(ids), experts.biases
+    outs, places = expert_outputs_sorted(y, ids, experts)
+    return (weights[..., None] * outs[places]).sum(axis=1).astype(y.dtype)
+
+
+def expert_outputs_sorted(
+    y: mx.array, ids: mx.array, experts: ExpertWeights
+) -> tuple[mx.array, mx.array]:
+    """What every row's experts make of it: those of one expert are multiplied together.
+
+    Args:
+        y: [T, C], normed.
+        ids: [T, k] experts of each row.
+        experts: their matrices.
+
+    Returns:
+        outputs [T * k, C], sorted by expert, and the places of a row's own among them [T, k] int32.
+    """
+    k, flat, bias = ids.shape[1], mx.flatten(ids), experts.biases
     order = mx.argsort(flat)
     owners, rows = flat[order], y[order // k][:, None]  # [T * k], [T * k, 1, C]
     gate = expert_matmul_reference(rows, experts.gate, owners, bias[0], is_sorted=True)
     up = expert_matmul_reference(rows, experts.up, owners, bias[1], is_sorted=True)
     hidden = gated_reference(gate, up, experts.activation)
     outs = expert_matmul_reference(hidden, experts.down, owners, bias[2], is_sorted=True)
-    outs = mx.unflatten(outs[mx.argsort(order), 0], 0, (T, k))  # [T, k, C]
-    return (weights[..., None] * outs).sum(axis=1).astype(y.dtype)
+    return outs[:, 0], mx.reshape(mx.argsort(order), ids.shape).astype(mx.int32)
 
 
 def expert_matmul_reference(

@@ -10,7 +10,7 @@ from turbospark.kernels.gpu.kernel import GpuTarget, constant
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import Norm, QuantizedWeight, Weight
 
-_SIMDGROUPS = 4
+_SIMDGROUPS = 2
 
 
 def takes_router(router: Weight) -> bool:

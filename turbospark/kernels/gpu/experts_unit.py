@@ -2,12 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TypedDict
 
 import mlx.core as mx
 
-from turbospark.kernels.experts import mix_experts_sorted
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts import experts_route, layouts, takes, takes_groups
 from turbospark.kernels.gpu.experts_close import closing_numbers, experts_close
@@ -27,16 +25,13 @@ from turbospark.kernels.gpu.experts_scores import (
     router_numbers,
     takes_router,
 )
+from turbospark.kernels.gpu.experts_wide import WIDE_SHARE, dense_experts, mix_sorted
 from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, resident
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.target import MixExperts, RunBlock, SharedRows
 from turbospark.kernels.weights import ExpertBlock, ExpertWeights, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
-
-WIDE_SHARE = 2
-"""Rows an expert from which matrices are dequantized first: MLX's gathered product on CUDA reads
-codes once a row, however rows are sorted."""
 
 
 class _Given(TypedDict):
@@ -93,8 +88,14 @@ class ExpertUnits:
                     renormalise=experts.renormalise,
                     target=target,
                 )
-                wide = dense_experts(experts) if self._is_wide(ids, experts) else experts
-                out = mix_experts_sorted(self._normed(h, norm), ids, weights, wide)
+                is_wide = self._is_dense and ids.size >= WIDE_SHARE * experts.gate.shape[0]
+                out = mix_sorted(
+                    self._normed(h, norm),
+                    ids,
+                    weights,
+                    dense_experts(experts) if is_wide else experts,
+                    target=target,
+                )
             return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
 
         return run
@@ -115,9 +116,6 @@ class ExpertUnits:
 
         return run
 
-    def _is_wide(self, ids: mx.array, experts: ExpertWeights) -> bool:
-        return self._is_dense and ids.size >= WIDE_SHARE * experts.gate.shape[0]
-
     def _serves(
         self, key: tuple[object, ...], experts: ExpertWeights, launch: Callable[[], mx.array]
     ) -> bool:
@@ -125,21 +123,6 @@ class ExpertUnits:
             E, _, C = experts.gate.shape
             self._verdicts[key] = runs("routed_experts", f"{E} of {C} values", launch, self._target)
         return self._verdicts[key]
-
-
-def dense_experts(experts: ExpertWeights) -> ExpertWeights:
-    """The same with matrices of numbers, in the dtype of the scales or bfloat16."""
-    gate, up, down = (_dense(w) for w in (experts.gate, experts.up, experts.down))
-    return replace(experts, gate=gate, up=up, down=down)
-
-
-def _dense(w: Weight) -> mx.array:
-    if not isinstance(w, QuantizedWeight):
-        return w
-    if w.mode == "mxfp4":
-        return mx.dequantize(w.codes, w.scales, group_size=32, bits=4, mode="mxfp4")
-    offsets = w.scales * -float(w.zero or 0) if w.biases is None else w.biases
-    return mx.dequantize(w.codes, w.scales, offsets, group_size=w.group_size, bits=w.bits)
 
 
 def takes_block(block: ExpertBlock) -> bool:
