@@ -51,6 +51,8 @@ FLOW = [
     ("mixtral_swa", sparse_block),
     *(("qwen3_moe", spelling) for spelling in (alone, switched, dict, wrapped)),
     ("qwen3_moe_yarn_swa", alone),
+    *(("qwen4_exp", spelling) for spelling in (alone, switched, dict, wrapped)),
+    ("qwen4_exp_tied", switched),
 ]
 
 
@@ -82,7 +84,7 @@ def test_routers_have_the_width_their_file_has(tmp_path):
         assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "qwen4_exp", "gpt_oss"])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("has_head", [True, False])
 def test_heads_tied_and_untied(name, tied, has_head, tmp_path):
