@@ -4,14 +4,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from golden.fixtures import kernel_sets
+from kernels.cases_gpu import EMULATION
+from metal_emu import require_emulator
 
+from turbospark.kernels.gpu.target import GpuKernels
 from turbospark.kernels.streams import grouped_norm_reference, inject_reference
+from turbospark.kernels.weights import QuantizedWeight
 from turbospark.nn.delta_net import Filter
 from turbospark.nn.linear import RMSNorm
 from turbospark.nn.ngram import NgramGate, NgramRows
 from turbospark.nn.streams import StreamMixer
 from turbospark.nn.unit import bind_units
 from turbospark.protocols import Phase
+from turbospark.settings import KernelPolicy
 
 G, C, RANK, T, EPS = 3, 10, 7, 5, 1e-3
 KERNELS = kernel_sets()
@@ -101,6 +106,33 @@ def test_a_mixture_on_the_host_does_not_depend_on_neighbours(phase):
         part = mixer(h[start:end], phase, tuple(x[start:end] for x in said))
         for one, other in zip(part, whole, strict=True):
             assert np.array_equal(one, other[start:end])
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("injects", [True, False])
+def test_a_mixture_of_a_gpu_equals_the_reference(phase, injects):
+    require_emulator()
+    mixer = StreamMixer(64, G, 32, EPS, injects=injects)
+    mixer.hc_norm.weight = as_float(1 + draw(G * 64) / 4)
+    for name, shape, bits in (
+        ("input_mix_weight_down", (32, G * 64), 4),
+        ("input_mix_weight_up", (G * 64, 32), 4),
+        ("block_inject_weight", (G, G * 64), 8),
+    ):
+        if injects or name != "block_inject_weight":
+            codes = mx.quantize(as_float(draw(*shape) / 9), group_size=32, bits=bits)
+            getattr(mixer, name).assign(QuantizedWeight(*codes, bits, 32))
+    given = as_float(draw(T, G * 64)), phase
+    said = (as_float(draw(T, 64, seed=8)), as_float(draw(T, G, seed=9))) if injects else None
+    bind_units(mixer, KERNELS["reference"])
+    wanted = mixer.mix(*given, said)
+    bind_units(mixer, GpuKernels(EMULATION, KernelPolicy()))
+    assert mixer.mix.body == "emulation"
+    for one, other in zip(mixer.mix(*given, said), wanted, strict=True):
+        if one is None:
+            assert not injects
+            continue
+        np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-4)
 
 
 def test_an_output_is_added_to_the_streams_as_they_were():

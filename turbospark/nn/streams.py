@@ -39,14 +39,16 @@ class MixStreams(Unit):
         self._run: target.MixStreams | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        for unit in (self._enter, self._leave):
-            unit.bind(kernels)
         inject = None if self._inject is None else self._inject.value
         weights = StreamWeights(
             self._norm.value, self._down.value, self._up.value, inject, self._groups
         )
         self._run = kernels.mix_streams(weights)
-        self.body = kernels.name if self._run else self._enter.body
+        self.body = kernels.name
+        if self._run is None:
+            for unit in (self._enter, self._leave):
+                unit.bind(kernels)
+            self.body = self._enter.body
 
     def __call__(
         self, h: mx.array, phase: Phase, said: Said | None = None

@@ -19,6 +19,7 @@ from turbospark.kernels.gpu.latent import LatentUnit
 from turbospark.kernels.gpu.latent_unit import bind_latents
 from turbospark.kernels.gpu.products import Products
 from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.gpu.streams import bind_streams
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
@@ -149,8 +150,14 @@ class GpuKernels:
         return bind_delta_net(heads, weights, self._target)
 
     def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
-        """No body: products and MLX operations."""
-        return None
+        """Shares of what a block said into the streams, and a mixture of them."""
+        inject = [] if weights.inject is None else [weights.inject]
+        into = [weights.down, *inject]
+        enter = self.normed_projections(None, into, [None] * len(into))
+        leave = self.normed_projections(None, [weights.up], [None])
+        if "rms_norm" not in self._enabled or enter is None or leave is None:
+            return None
+        return bind_streams(weights, enter, leave, self._target)
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
