@@ -163,11 +163,12 @@ class Bench:
         error = difference(whole(start, 0)[0], apart(start, 0)[0])
         us, apart_us, alone_us = medians([Chain(call, start) for call in (whole, apart, alone)])
         nbytes = 4 * Hkv * D * length
-        share = nbytes / alone_us / 1e6 / self.copy * 100
+        shares = [nbytes / time / 1e6 / self.copy * 100 for time in (us, alone_us)]
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}"
         print(
-            f"{what:44s} joined {us:6.1f} us  apart {apart_us:6.1f} us {apart_us / us:5.2f}x  "
-            f"attention alone {alone_us:6.1f} us {share:4.0f} % of a copy  error {error:.1e}",
+            f"{what:40s} joined {us:6.1f} us {shares[0]:3.0f} % of a copy  apart {apart_us:6.1f} us "
+            f"{apart_us / us:5.2f}x  attention alone {alone_us:6.1f} us {shares[1]:3.0f} %  "
+            f"error {error:.1e}",
             flush=True,
         )
 
