@@ -23,7 +23,8 @@ from turbospark.nn.delta_net import DeltaNet
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
 from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
-from turbospark.nn.ngram import NgramEmbedding, NgramLayer, rows_in_files
+from turbospark.nn.ngram import NgramLayer
+from turbospark.nn.ngram_table import NgramEmbedding, rows_in_files
 from turbospark.nn.projections import NormedProjections, TokenEmbedding
 from turbospark.nn.streams import Inject, StreamHead, StreamMixer
 from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs

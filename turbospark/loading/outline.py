@@ -27,7 +27,7 @@ from turbospark.loading.opened import build_model, folder_family, gguf_family, s
 from turbospark.loading.source import Source
 from turbospark.loading.tables import forget_tables
 from turbospark.nn.moe import expert_shares
-from turbospark.nn.ngram import table_shares
+from turbospark.nn.ngram_table import table_shares
 from turbospark.protocols import CausalModel
 
 

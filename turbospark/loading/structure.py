@@ -16,7 +16,7 @@ from turbospark.loading.install import Slot, parameter_slots
 from turbospark.loading.plan import LONGEST_CONTEXT, RING_SLACK, megabytes, session_bytes
 from turbospark.loading.safetensors import DTYPES
 from turbospark.nn.moe import expert_shares
-from turbospark.nn.ngram import table_shares
+from turbospark.nn.ngram_table import table_shares
 from turbospark.protocols import CausalModel
 
 CLASSES = (

@@ -15,7 +15,7 @@ from turbospark.kernels.weights import BITS
 from turbospark.loading.quantized import canonical
 from turbospark.loading.row_files import RowFiles, TablePart
 from turbospark.loading.safetensors import Slot
-from turbospark.nn.ngram import NgramTable
+from turbospark.nn.ngram_table import NgramTable
 
 RESIDENT_BYTES = 1 << 30
 """A table of at most so many bytes in its files is read into memory."""

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten  # pyright: ignore[reportUnknownVariableType]
 from turbospark.kernels.device import on_cpu
 from turbospark.kernels.weights import QuantizedWeight
 from turbospark.nn.linear import Matrix
-from turbospark.nn.ngram import sampled_rows
+from turbospark.nn.ngram_table import sampled_rows
 
 _SAMPLES = 4096
 _ROWS = 16
