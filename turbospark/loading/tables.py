@@ -52,6 +52,8 @@ def leave_tables(model: nn.Module, slots: Mapping[str, Slot]) -> dict[str, Slot]
         CheckpointError: parts of a table are missing, or are not those of the model.
     """
     modules, rest = _tables(model), dict(slots)
+    for path in modules:
+        _numbered(path, {name: slots[name] for name in _names_of(path, slots)})
     sizes = {name: slot.nbytes for name, slot in slots.items()}
     for path, names in large_tables(model, sizes).items():
         own = {name: rest.pop(name) for name in names}
@@ -100,18 +102,29 @@ def _names_of(path: str, names: Iterable[str]) -> Iterable[str]:
 
 def _parts(path: str, slots: Mapping[str, Slot], width: int) -> list[TablePart]:
     """The parts of a table in their order."""
+    grouped = _numbered(path, slots)
+    parts = [_part(path, grouped[index], width) for index in range(len(grouped))]
+    if len({_layout(part) for part in parts}) > 1:
+        raise CheckpointError(f"the parts of the table {path} differ in width or layout")
+    return parts
+
+
+def _numbered(path: str, slots: Mapping[str, Slot]) -> dict[int, dict[str, Slot]]:
+    """The arrays of each part of a table."""
     grouped: dict[int, dict[str, Slot]] = {}
     for name, slot in slots.items():
         match = _PART.search(name)
         assert match is not None
         grouped.setdefault(int(match["part"] or 0), {})[match["kind"]] = slot
-    missing = sorted(set(range(max(grouped) + 1)) - grouped.keys())
-    if missing:
-        raise CheckpointError(f"part {missing[0]} of the table {path} is missing")
-    parts = [_part(path, grouped[index], width) for index in range(len(grouped))]
-    if len({_layout(part) for part in parts}) > 1:
-        raise CheckpointError(f"the parts of the table {path} differ in width or layout")
-    return parts
+    missing = sorted(set(range(max(grouped, default=0) + 1)) - grouped.keys())
+    if missing and grouped:
+        files = sorted({str(slot.file) for slot in slots.values()})
+        raise CheckpointError(
+            f"part {missing[0]} of the table {path} is missing: {files[0]}"
+            + (f" and {len(files) - 1} more files hold" if len(files) > 1 else " holds")
+            + f" {len(grouped)} parts"
+        )
+    return grouped
 
 
 def _part(path: str, arrays: dict[str, Slot], width: int) -> TablePart:
