@@ -166,9 +166,9 @@ class Bench:
         shares = [nbytes / time / 1e6 / self.copy * 100 for time in (us, alone_us)]
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}"
         print(
-            f"{what:40s} joined {us:6.1f} us {shares[0]:3.0f} % of a copy  apart {apart_us:6.1f} us "
-            f"{apart_us / us:5.2f}x  attention alone {alone_us:6.1f} us {shares[1]:3.0f} %  "
-            f"error {error:.1e}",
+            f"{what:40s} joined {us:6.1f} us {shares[0]:3.0f} % of a copy  "
+            f"apart {apart_us:6.1f} us {apart_us / us:5.2f}x  "
+            f"attention alone {alone_us:6.1f} us {shares[1]:3.0f} %  error {error:.1e}",
             flush=True,
         )
 
