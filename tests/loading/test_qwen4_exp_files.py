@@ -399,3 +399,14 @@ def test_a_conversation_over_another_table_is_refused(tmp_path, in_files):
     other = turbospark.load(write_qwen(tmp_path / "b", HEAD, change=change), draft="off")
     with pytest.raises(CheckpointError, match="weights"):
         other.load_session(tmp_path / "saved")
+
+
+def test_what_a_checkpoint_is_made_of_is_said_of_its_layers(golden, tmp_path):
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    layers = turbospark.inspect(folder).structure.layers
+    assert [layer.count for layer in layers] == [2, 2, 2]
+    assert all(layer.mlp.startswith("3 of 8 experts of 64") for layer in layers)
+    assert [layer.mixer.split(",")[0] for layer in layers] == [
+        "delta net", "delta net", "sparse attention",
+    ]  # fmt: skip
+    assert layers[1].mixer.endswith("after n-grams")

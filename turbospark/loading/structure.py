@@ -134,11 +134,12 @@ def structure(
     """
     module = cast("nn.Module", model)
     slots = parameter_slots(module)
-    shares = expert_shares(module) | table_shares(module)
+    of_experts = expert_shares(module)
+    shares = of_experts | table_shares(module)
     counts = {name: math.prod(slot.shape) for name, slot in slots.items()}
     tokens = context or min(model.max_position or _UNDECIDED, LONGEST_CONTEXT)
     return Structure(
-        layers=_layers(model, slots, shares, config),
+        layers=_layers(model, slots, of_experts, config),
         tensors=_classes(counts, weights or {}),
         caches=_caches(model, tokens),
         context=tokens,
