@@ -203,6 +203,25 @@ def test_a_family_s_step_gives_the_bits_of_an_eager_pass(
         assert mx.array_equal(got, model(own, theirs, **wish).logits)
 
 
+def test_a_body_that_cannot_be_built_gives_way(caplog: pytest.LogCaptureFixture) -> None:
+    require_emulator()
+    launches: list[str] = []
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        if names["name"].startswith("rotated"):
+            raise RuntimeError("out of registers")
+        return counted(EMULATION, launches).builder(**names)
+
+    heads, case = HeadGeometry(4, 2, 32), RotatedCase(2, (4, 2), 32, 37, 0, norms="---")
+    unit = RotatedAttention(heads, Rope.build("default", 1e4, 32), scale=0.3)
+    unit.bind(GpuKernels(GpuTarget("metal", "metal.h", build), KernelPolicy()))
+    x, rows = case.inputs(), case.step_rows()
+    found = unit(x.q, x.k, x.v, StepCache(rows), Phase.DECODE)
+    assert launches == ["head_norm_rope", "attention_partials"]
+    assert "rotated_attention cannot run for 2 rows of 4 heads of 32" in caplog.text
+    assert mx.array_equal(found, case.run(EMULATION)[0])
+
+
 def test_heads_without_a_body_are_left_to_the_parts() -> None:
     layer = replace(CASES[0].layer().layer, heads=HeadGeometry(3, 3, 10))
     assert GpuKernels(EMULATION, KernelPolicy()).rotated_attention(layer) is None
