@@ -8,17 +8,21 @@ from golden.fixtures import (
     build_model,
     feed,
     float_weights,
+    int4_weights,
     kernel_sets,
     load_golden,
     passes,
 )
 from golden.tiny import tiny_model
+from kernels.cases_gpu import EMULATION
+from metal_emu import require_emulator
 from mlx.utils import tree_flatten
 
 from families.qwen4_exp import FAMILY
 from turbospark.caches.kv import KVCache
 from turbospark.caches.rollback import checkpoint, retain
 from turbospark.kernels.device import on_cpu
+from turbospark.kernels.gpu.target import GpuKernels
 from turbospark.kernels.reference import ReferenceKernels
 from turbospark.nn import block_sparse
 from turbospark.nn.block_sparse import IndexedRows, SparseInputs
@@ -27,6 +31,7 @@ from turbospark.protocols import Phase
 from turbospark.runner.step import CompiledModel
 from turbospark.sessions.prefix import decide_reuse
 from turbospark.sessions.session import Session
+from turbospark.settings import KernelPolicy
 
 TOKENS = np.random.default_rng(5).integers(0, 67, size=31).astype(np.int32)
 KERNELS = kernel_sets()
@@ -372,4 +377,23 @@ def test_the_published_configuration_has_the_published_shapes():
     assert len(kinds) == 48 + 1 + 12
     assert sum(kinds) == 37
     head = FAMILY.drafters["mtp"](PUBLISHED, model)
-    assert len(tree_flatten(head.parameters())) == 31 + 2  # queries and gates, and gate and up of experts, apart
+    assert (
+        len(tree_flatten(head.parameters())) == 31 + 2
+    )  # queries and gates, and gate and up of experts, apart
+
+
+def test_compiled_steps_of_a_gpu_equal_transformers(golden, monkeypatch):
+    """Chosen rows gathered side by side, 4-bit products, one launch for what one launch does."""
+    require_emulator()
+    monkeypatch.setattr(block_sparse, "on_cpu", lambda: False)
+    model = build_model(golden.config, int4_weights(golden), GpuKernels(EMULATION, KernelPolicy()))
+    caches = model.make_caches(64, 5)
+    rows = [feed(model, golden.tokens[:20], [20], caches=caches)]
+    mx.disable_compile()
+    try:
+        steps = CompiledModel(model)
+        rest = golden.tokens[20:]
+        rows.append(feed(steps, rest, [1] * 16 + [4], phase=Phase.DECODE, caches=caches))
+    finally:
+        mx.enable_compile()
+    assert golden.difference(np.concatenate(rows), "int4") < golden.tolerance
