@@ -19,6 +19,7 @@ from turbospark.errors import CheckpointError, ConfigError
 from turbospark.kernels.weights import QuantizedWeight
 from turbospark.loading import tables
 from turbospark.loading.build import load_model
+from turbospark.loading.checkpoint import read_checkpoint
 from turbospark.loading.convert import convert
 from turbospark.loading.drafters import load_drafter
 from turbospark.loading.plan import plan
@@ -410,3 +411,22 @@ def test_what_a_checkpoint_is_made_of_is_said_of_its_layers(golden, tmp_path):
         "delta net", "delta net", "sparse attention",
     ]  # fmt: skip
     assert layers[1].mixer.endswith("after n-grams")
+
+
+def test_converting_a_table_that_stays_in_its_files_gives_the_same_model(
+    golden, tmp_path, monkeypatch
+):
+    """It is written part by part, in groups of 32, and never joined."""
+    folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
+    convert(folder, tmp_path / "b", quantize="int4", text=None)
+    with monkeypatch.context() as inside:
+        inside.setattr(tables, "RESIDENT_BYTES", 0)
+        convert(folder, tmp_path / "c", quantize="int4", text=None)
+    names = [set(read_checkpoint(tmp_path / name)) for name in "bc"]
+    assert sum("ngram_embedding.shard_" in name for name in names[1]) == 2 * PARTS * 3
+    assert not any("shard_" in name for name in names[0])
+    runs = [logits(load_model(tmp_path / name, policy=REFERENCE), golden) for name in "bc"]
+    assert np.array_equal(*runs)
+    monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    left = load_model(tmp_path / "c", policy=REFERENCE)
+    assert np.array_equal(logits(left, golden), runs[0])
