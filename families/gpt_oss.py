@@ -92,9 +92,7 @@ class GptOssAttention(nn.Module):
         self.o_proj = Linear(heads.num_heads * D, C, bias)
         self.sinks = Sinks(heads.num_heads)
         self.project = NormedProjections(norm, [self.q_proj, self.k_proj, self.v_proj])
-        self.attend = RotatedAttention(
-            heads, rope, scale=D**-0.5, window=window, sinks=self.sinks
-        )
+        self.attend = RotatedAttention(heads, rope, scale=D**-0.5, window=window, sinks=self.sinks)
         self.output = ProjectedResidual(self.o_proj)
 
     def __call__(self, h: mx.array, cache: Cache, phase: Phase) -> mx.array:

@@ -44,12 +44,6 @@ METAL_FUNC void copy_async(uint to, const device void* from) { emu_push(to, from
 template <int BYTES>
 METAL_FUNC void copy_async_cached(uint to, const device void* from) { emu_push(to, from, BYTES); }
 
-METAL_FUNC void bring_near(const device uint* from, uint bytes) {
-  volatile uint read = from[0];
-  read = from[bytes / 4 - 1];
-  if (bytes % 16 != 0) { __builtin_trap(); }
-}
-
 EMU_UNCHECKED inline void end_of_copies() {
   emu_copies& own = emu_pending[threadIdx.x];
   if (own.sets == 64) { __builtin_trap(); }

@@ -71,7 +71,7 @@ def int4_emulation(
 
 def _header(given: str) -> str:
     """The header of a body with the emulator's tensor cores in place of the GPU's."""
-    macros = re.findall(r"^#define (?:PARTS \d+|PAIR|AHEAD|ZEROS \d+)$", given, re.MULTILINE)
+    macros = re.findall(r"^#define (?:PARTS \d+|PAIR|ZEROS \d+)$", given, re.MULTILINE)
     parts, steps = (
         strip_comments((_FOLDER / name).read_text("ascii")) for name in ("parts.h", "cuda_int4.h")
     )

@@ -19,6 +19,7 @@ from turbospark.kernels.gpu.int4_chain import (
     fits,
     int4_chain,
     int4_chain_reference,
+    is_faster,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.weights import Norm, QuantizedWeight
@@ -151,3 +152,21 @@ def test_other_layers_have_no_chain() -> None:
     assert Int4Chain.build(mixed, chain.biases, chain.norm, "silu") is None
     dense = (rows(case.C, case.K), *chain.weights[1:])
     assert Int4Chain.build(dense, chain.biases, chain.norm, "silu") is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wins"),
+    [((2048, 2048, 8192), (True, True)), ((4096, 2560, 9216), (True, False)),
+     ((4096, 4096, 14336), (False, False))],
+)  # fmt: skip
+def test_large_weights_are_left_to_three_launches(
+    sizes: tuple[int, int, int], wins: tuple[bool, bool]
+) -> None:
+    K, C, inner = sizes
+    weights: list[QuantizedWeight] = []
+    for N, width in ((C, K), (inner, C), (inner, C), (C, inner)):
+        scales = mx.zeros((N, width // 64), mx.bfloat16)
+        codes = mx.zeros((N, width // 8), mx.uint32)
+        weights.append(QuantizedWeight(codes, scales, scales, 4, 64))
+    chain = Int4Chain(tuple(weights), (None,) * 4, Norm(None, 1e-6), "silu")
+    assert (is_faster(chain, 1), is_faster(chain, 4)) == wins

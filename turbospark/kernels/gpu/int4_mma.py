@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from turbospark.kernels.gpu.ahead import Ahead
 from turbospark.kernels.gpu.int4_product import Int4Product
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
 
@@ -39,16 +38,6 @@ class Geometry:
     tall: int = 1
 
 
-@functools.cache
-def _reading_ahead(kernel: Kernel) -> Kernel:
-    return replace(
-        kernel,
-        name=f"{kernel.name}_ahead",
-        inputs=(*kernel.inputs, "ahead"),
-        macros=(*kernel.macros, "AHEAD"),
-    )
-
-
 def takes(product: Int4Product, x_dtype: mx.Dtype) -> bool:
     """Whether the body multiplies these weights: groups of 64, x in 16 bits, no norm too wide."""
     weight = product.weights[0]
@@ -67,7 +56,6 @@ def int4_mma(
     geometry: Geometry | None = None,
     *,
     zeros: int = 0,
-    ahead: Ahead | None = None,
 ) -> list[mx.array]:
     """Launch. Each row's result is the same, bit for bit, whatever rows stand beside it.
 
@@ -79,7 +67,6 @@ def int4_mma(
         geometry: by default `choose_geometry`'s.
         zeros: so many int32 zeros, 256 at most, are one more result, for a later launch to count
             in.
-        ahead: weights that the next launch reads, brought near at this one's end.
 
     Raises:
         ShapeError: the arrays are outside the bounds of the bodies.
@@ -90,17 +77,13 @@ def int4_mma(
     tiles = sum(-(-N // (16 * cut.tall)) for N in product.widths[: product.parts])
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
     kernel = product.kernel("int4_mma", "cuda", HELPERS)
-    inputs, outputs, extra = product.inputs(x, residual), product.outputs(x), dict[str, int]()
+    outputs = product.outputs(x)
     if zeros:
         kernel, outputs = _with_zeros(kernel, zeros), [*outputs, ((zeros,), mx.int32)]
-    if ahead is not None:
-        kernel, inputs = _reading_ahead(kernel), [*inputs, ahead.words]
-        extra = {"AHEAD_WORD": ahead.first, "AHEAD_BYTES": ahead.nbytes}
     return kernel(
         target,
-        inputs,
+        product.inputs(x, residual),
         template=product.template(x)
-        | extra
         | {
             "WARPS": cut.warps,
             "STEP": cut.step,

@@ -7,13 +7,13 @@ from dataclasses import replace
 import mlx.core as mx
 
 from turbospark.kernels.gpu import int4_mma, rms_norm
-from turbospark.kernels.gpu.ahead import LaunchOrder, reads_ahead
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts_scores import experts_scores, takes_router
 from turbospark.kernels.gpu.int4_chain import (
     COUNTERS,
     Int4Chain,
     int4_chain,
+    is_faster,
     takes_rows,
 )
 from turbospark.kernels.gpu.int4_gemv import vector_product
@@ -60,7 +60,6 @@ class Products:
         self._verdicts: dict[tuple[object, ...], bool] = {}
         self._homes: dict[int, Bundle] = {}
         self._zeros = StepZeros()
-        self._order = LaunchOrder() if reads_ahead() else None
 
     def has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
         """Whether any part of a unit runs in a body of this target."""
@@ -158,8 +157,6 @@ class Products:
             self._body(product, x, self._zeros_of(form, norm))
 
         def run(x: mx.array, added: mx.array | None, phase: Phase) -> list[mx.array] | None:
-            if self._order is not None and form is not None:
-                self._order.note(product)
             if phase is not Phase.DECODE or x.shape[0] > MAX_ROWS:
                 return None
             if added is not None and added.dtype != x.dtype:
@@ -194,6 +191,8 @@ class Products:
         needed = {"int4_chain", "int4_mma", "fused_projections"}
         if chain is None or self._target.own != "cuda" or not needed <= self._enabled:
             return None
+        if not is_faster(chain, 1):
+            return None
         if not any(id(w.codes) in self._homes for w in chain.weights):
             bundle = chain.bundled()
             chain = replace(chain, bundle=bundle)
@@ -206,7 +205,9 @@ class Products:
 
         def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array | None:
             zeros = self._zeros.take(residual)
-            if zeros is None or phase is not Phase.DECODE or not self._chains(chain, x, residual):
+            if zeros is None or phase is not Phase.DECODE or not is_faster(chain, x.shape[0]):
+                return None
+            if not self._chains(chain, x, residual):
                 return None
             return int4_chain(chain, x, residual, zeros, self._target)
 
@@ -244,8 +245,7 @@ class Products:
         self, name: str, product: Int4Product, x: mx.array, added: mx.array | None, zeros: int
     ) -> list[mx.array]:
         if name == "int4_mma":
-            ahead = None if self._order is None else self._order.ahead_of(product)
-            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros, ahead=ahead)
+            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros)
         return vector_product(product, x, added, self._target)
 
     def single(

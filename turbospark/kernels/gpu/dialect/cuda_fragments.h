@@ -16,14 +16,6 @@ FUNC void copy_async_cached(uint to, const void* from) {
 
 FUNC void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Asks for `bytes` from an address on to be brought into the second-level cache, in the background;
-// both are multiples of 16.
-FUNC void bring_near(const void* from, uint bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes));
-#endif
-}
-
 // Waits until all but the newest PENDING sets of copies of this thread have arrived.
 template <int PENDING>
 FUNC void wait_for_copies() {

@@ -3,8 +3,7 @@
 // WARPS warps share a tile, each taking STEP groups at a time, which it fetches STAGES - 1 steps
 // ahead into its own part of shared memory. All eight columns of an mma are there whatever M is, so
 // every row of x gets the bits that it would get by itself. Codes enter as 16 + code; the sum of x
-// over a group, times 16 scales, takes that off again. With AHEAD, each block at its end asks for its
-// share of what the next launch reads first, so that the memory works between launches too.
+// over a group, times 16 scales, takes that off again.
 extern __shared__ __align__(128) unsigned char shared[];
 using X = TYPE_x;
 using S = TYPE_scales0;
@@ -178,14 +177,6 @@ for (int round = 0; round < rounds; round++) {
     used++;
     stage = used % STAGES == 0 ? stages : stage + STAGE_BYTES;
   }
-
-#ifdef AHEAD
-  if (round == rounds - 1) {
-    constexpr int PIECE = 4096;
-    const int piece = static_cast<int>(threadIdx.x * gridDim.x + blockIdx.x);
-    if (piece < AHEAD_BYTES / PIECE) { bring_near(ahead + (AHEAD_WORD + piece * (PIECE / 4)), PIECE); }
-  }
-#endif
 
   SHARED_PTR float* const own = sums + (round % 2 * TEAMS + team) * (SLICES * WARPS * 16 * M);
   UNROLL for (int slice = 0; slice < SLICES; slice++) {
