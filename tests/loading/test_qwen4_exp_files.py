@@ -1,7 +1,10 @@
 """Whole qwen4_exp checkpoints: as published, as converted, with tables in memory and in files."""
 
+import fcntl
 import os
 import re
+import struct
+import sys
 
 import mlx.core as mx
 import numpy as np
@@ -179,7 +182,10 @@ def test_a_table_in_bfloat16_gives_the_same_bits_from_its_files(golden, tmp_path
     assert np.array_equal(*(logits(each, golden) for each in (held, left)))
 
 
-def test_only_the_rows_of_the_tokens_are_read(golden, tmp_path, in_files, monkeypatch):
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_only_the_rows_of_the_tokens_are_read(golden, tmp_path, in_files, monkeypatch, system):
+    if system == "linux" and not hasattr(os, "posix_fadvise"):
+        pytest.skip("this system is told of reads in another way")
     folder = write_folder(tmp_path / "a", published(golden), wrapped(golden))
     loaded = load_model(folder, policy=REFERENCE)
     read, advised = [], []
@@ -187,9 +193,17 @@ def test_only_the_rows_of_the_tokens_are_read(golden, tmp_path, in_files, monkey
     monkeypatch.setattr(
         os, "preadv", lambda file, into, at: (read.append(at), preadv(file, into, at))[1]
     )
-    monkeypatch.setattr(
-        os, "posix_fadvise", lambda file, at, size, how: advised.append((len(read), at))
-    )
+
+    def advice(file, *given):
+        at = given[0] if system == "linux" else struct.unpack("@qi4x", given[1])[0]
+        advised.append((len(read), at))
+
+    if system == "linux":
+        monkeypatch.setattr(os, "posix_fadvise", advice)
+    else:
+        monkeypatch.delattr(os, "posix_fadvise", raising=False)
+        monkeypatch.setattr(sys, "platform", system)
+        monkeypatch.setattr(fcntl, "fcntl", advice)
     caches = loaded.model.make_caches(64, 5)
     feed(loaded.model, golden.tokens[:1], [1], phase=Phase.DECODE, caches=caches)
     assert len(read) == 2 * 4  # two layers of four heads

@@ -1,6 +1,9 @@
 """Rows of a table that stays in its files: each is read by its offset when it is asked for."""
 
+import fcntl
 import os
+import struct
+import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +21,8 @@ from turbospark.loading.arrays import Array, fresh
 from turbospark.loading.safetensors import Slot
 
 Numbers = NDArray[np.int64]
+
+_READ_ADVICE = 44  # F_RDADVISE of macOS, which Python does not name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +83,10 @@ class RowFiles:
 
     def prefetch(self, rows: Numbers) -> None:
         """Have the system fetch rows side by side before they are read one after another."""
-        if not hasattr(os, "posix_fadvise"):
-            return
         for part, row in self._places(np.unique(rows)):
             for slot in part.arrays.values():
                 step = slot.nbytes // slot.shape[0]
-                start = slot.offset + row * step
-                os.posix_fadvise(self._files[slot.file], start, step, os.POSIX_FADV_WILLNEED)
+                _announce(self._files[slot.file], slot.offset + row * step, step)
 
     def read(self, rows: Numbers) -> mx.array:
         """Rows by their numbers [n]: [n, dims] in the files' float type, float32 from codes.
@@ -137,6 +139,14 @@ class _Rows:
     def filled(self) -> mx.array:
         """The rows, once their bytes are there."""
         return self.array.view(mx.bfloat16) if self.is_bfloat else self.array
+
+
+def _announce(descriptor: int, offset: int, count: int) -> None:
+    """Say that bytes of a file will be read; where the system knows no such thing, do nothing."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(descriptor, offset, count, os.POSIX_FADV_WILLNEED)
+    elif sys.platform == "darwin":
+        fcntl.fcntl(descriptor, _READ_ADVICE, struct.pack("@qi4x", offset, count))
 
 
 def _close(descriptors: list[Any]) -> None:

@@ -112,7 +112,9 @@ class CausalModel(Protocol):
 
     `vocab_size` bounds the token ids it takes; `max_position` is the trained length, if any.
     A model that cannot do it all says so: `takes_chunks = False` where a prompt goes in token by
-    token, `records_rows = False` where its recurrent layers cannot be cut short after a pass.
+    token, `records_rows = False` where its recurrent layers cannot be cut short after a pass. One
+    with tables in files gives what a pass needs of them by `look_up(tokens, caches)`, and takes it
+    as `found`: a compiled step cannot read files.
     """
 
     @property
