@@ -1,6 +1,7 @@
 """Routed experts of many rows on GPUs: sorted, multiplied together, summed up."""
 
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -10,6 +11,7 @@ from kernels.cases_gpu_delta import BOUNDS, largest_error
 from kernels.cases_gpu_experts import BF16, CASES, ExpertCase
 from metal_emu import MetalRunError
 
+from turbospark.kernels import experts as module
 from turbospark.kernels.experts import (
     mix_experts_reference,
     mix_experts_sorted,
@@ -36,6 +38,21 @@ def test_many_rows_are_sorted_by_their_experts(case: ExpertCase, target: str) ->
         made = mix_sorted(y, ids, weights, experts, target=gpu)
     wanted = mix_experts_reference(y, ids, weights, experts)
     assert largest_error(made, np.array(wanted)) < BOUNDS[mx.float32]
+
+
+def test_sorted_rows_lie_a_row_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    strides: list[tuple[int, ...]] = []
+    multiply = module.expert_matmul_reference
+
+    def noting(x: mx.array, *arguments: Any, **options: Any) -> mx.array:
+        strides.append(np.asarray(x.astype(mx.float32)).strides)
+        return multiply(x, *arguments, **options)
+
+    monkeypatch.setattr(module, "expert_matmul_reference", noting)
+    case = replace(CASES[1], M=23)
+    ids, _ = route_reference(mx.array(case.scores().astype(np.float32)), case.top_k)
+    module.expert_outputs_sorted(case.x().astype(mx.float32), ids, case.experts())
+    assert [rows[1] for rows in strides] == [rows[0] for rows in strides]
 
 
 @pytest.mark.parametrize(

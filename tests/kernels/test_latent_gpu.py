@@ -129,8 +129,10 @@ def test_the_unit_decodes_as_its_reference_does(target: str, in_step: bool) -> N
     ]
     units[1].bind(GpuKernels(gpu, KernelPolicy()))
     assert units[1].body == gpu.name
-    found = [fed(unit, case, in_step and unit is units[1]) for unit in units]
-    assert relative_error(found[1], found[0]) < 3 * ROUNDING[case.dtype]
+    with mx.stream(mx.cpu):  # MLX on CUDA has no product for such odd sizes
+        wanted = fed(units[0], case, in_step=False)
+    found = fed(units[1], case, in_step)
+    assert relative_error(found, wanted) < 3 * ROUNDING[case.dtype]
 
 
 def fed(unit: LatentAttention, case: LatentCase, in_step: bool) -> np.ndarray:

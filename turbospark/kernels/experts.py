@@ -107,7 +107,9 @@ def expert_outputs_sorted(
     """
     k, flat, bias = ids.shape[1], mx.flatten(ids), experts.biases
     order = mx.argsort(flat)
-    owners, rows = flat[order], y[order // k][:, None]  # [T * k], [T * k, 1, C]
+    # An axis put in behind the gather would have stride 1, and MLX's grouped product on CUDA takes
+    # that stride for the distance of rows.
+    owners, rows = flat[order], y[:, None][order // k]  # [T * k], [T * k, 1, C]
     gate = expert_matmul_reference(rows, experts.gate, owners, bias[0], is_sorted=True)
     up = expert_matmul_reference(rows, experts.up, owners, bias[1], is_sorted=True)
     hidden = gated_reference(gate, up, experts.activation)
