@@ -1,10 +1,12 @@
 """Whole qwen4_exp checkpoints: as published, as converted, with tables in memory and in files."""
 
 import fcntl
+import gc
 import os
 import re
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
 import numpy as np
@@ -444,3 +446,31 @@ def test_converting_a_table_that_stays_in_its_files_gives_the_same_model(
     monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
     left = load_model(tmp_path / "c", policy=REFERENCE)
     assert np.array_equal(logits(left, golden), runs[0])
+
+
+def test_files_of_a_table_are_closed_with_the_model(golden, tmp_path, in_files):
+    loaded = load_model(
+        write_folder(tmp_path / "a", published(golden), wrapped(golden)), policy=REFERENCE
+    )
+    reader = loaded.model.layers[1].ngrams.ple_embedding.reader
+    (descriptor,) = reader._files.values()
+    assert os.fstat(descriptor).st_size
+    del loaded, reader
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_a_table_is_read_from_several_threads(golden, tmp_path, in_files):
+    loaded = load_model(
+        write_folder(tmp_path / "a", published(golden), wrapped(golden)), policy=REFERENCE
+    )
+    reader = loaded.model.layers[1].ngrams.ple_embedding.reader
+    table = golden.weights["model.layers.1.ple.ple_embedding.ngram_embedding.weight"]
+
+    def right(seed):
+        rows = np.random.default_rng(seed).integers(0, len(table), size=50)
+        return np.array_equal(np.array(reader.read(rows)), table[rows])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(right, range(40)))
