@@ -25,6 +25,8 @@ from turbospark.kernels.gpu.latent import KERNELS as LATENTS
 from turbospark.kernels.gpu.latent import PARTIALS as LATENT_PARTIALS
 from turbospark.kernels.gpu.rms_norm import KERNEL as RMS_NORM
 from turbospark.kernels.gpu.rotated_attention import kernel_of as kernel_that_rotates
+from turbospark.kernels.gpu.streams import NORM as STREAMS_NORM
+from turbospark.kernels.gpu.streams import OPEN as STREAMS_OPEN
 
 
 def form_of(name: str, inputs: str, outputs: str) -> Kernel:
@@ -118,6 +120,8 @@ KERNELS = {
         {"hidden", "codes", "shared_codes"},
         {"codes", "shared_codes"},
     ),
+    "streams_norm": (STREAMS_NORM, set(), set()),
+    "streams_mix": (STREAMS_OPEN, set(), set()),
     "experts_close": (
         form_of("experts_close", "h sums a_weight b_weight weight numbers factor", "y"),
         set(),

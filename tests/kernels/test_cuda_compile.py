@@ -27,6 +27,7 @@ from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.gpu.streams import streams_mix, streams_norm
 from turbospark.kernels.target import DeltaGeometry
 from turbospark.kernels.weights import Norm
 
@@ -55,6 +56,13 @@ def bundled(case: ProductCase, launch: Callable[..., object]) -> Callable[[GpuTa
 def norm(width: int, dtype: mx.Dtype) -> Callable[[GpuTarget], object]:
     x = rows(3, width).astype(dtype)
     return lambda target: rms_norm(x, Norm(x[0], 1e-6), target=target)
+
+
+def streams(launch: Callable[..., object]) -> Callable[[GpuTarget], object]:
+    h, y, shares = (rows(2, width).astype(BRAIN) for width in (4 * 2560, 2560, 4))
+    if launch is streams_mix:
+        return lambda target: streams_mix(h, h, shares, 4, target=target)
+    return lambda target: streams_norm(h, (y, shares), Norm(h[0], 1e-6), target=target)
 
 
 def attention(case: AttentionCase) -> Callable[[GpuTarget], object]:
@@ -96,6 +104,8 @@ LAUNCHES = {
     "a chain of eight rows": ChainCase(8, 4096, 256, 14336, HALF, HALF).run,
     "a chain of odd groups": CHAIN_CASES[4].run,
     "a chain with norms behind": CHAIN_CASES[6].run,
+    "what is said into residual streams, and their norms": streams(streams_norm),
+    "a mixture of residual streams": streams(streams_mix),
     "a delta net's row": delta(1, 128),
     "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
     "wide heads of a delta net": delta(2, 256),

@@ -71,6 +71,7 @@ BODIES = (
     "latent_attention",
     "delta_net",
     "routed_experts",
+    "streams",
 )
 """What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
@@ -155,7 +156,7 @@ class GpuKernels:
         into = [weights.down, *inject]
         enter = self.normed_projections(None, into, [None] * len(into))
         leave = self.normed_projections(None, [weights.up], [None])
-        if "rms_norm" not in self._enabled or enter is None or leave is None:
+        if not {"rms_norm", "streams"} <= set(self._enabled) or enter is None or leave is None:
             return None
         return bind_streams(weights, enter, leave, self._target)
 
