@@ -17,6 +17,7 @@ from families.qwen4_exp.weights import trunk_weights
 from turbospark.caches.kv import KVCache
 from turbospark.caches.recurrent import RecurrentCache
 from turbospark.kernels.rope import Rope
+from turbospark.kernels.target import Said
 from turbospark.nn.block_sparse import BlockSparseAttention, IndexedRows, SparseInputs
 from turbospark.nn.decoder import CausalLM, Decoder
 from turbospark.nn.delta_net import DeltaNet
@@ -149,7 +150,6 @@ class Qwen4ExpLayer(nn.Module):
         self.mlp = SparseMLP(config)
         self.attn_hyper_connection = stream_mixer(config)
         self.mlp_hyper_connection = stream_mixer(config)
-        self.inject = Inject()
         self.is_linear = is_linear
 
     @property
@@ -158,24 +158,34 @@ class Qwen4ExpLayer(nn.Module):
         return cast("NgramLayer | None", cast(Any, self).get("ple"))
 
     def __call__(
-        self, h: mx.array, cache: Any, phase: Phase, *, record: bool = False
-    ) -> tuple[mx.array, RowInputs | None]:
+        self,
+        h: mx.array,
+        cache: Any,
+        phase: Phase,
+        said: Said | None = None,
+        *,
+        record: bool = False,
+    ) -> tuple[mx.array, Said, RowInputs | None]:
         """Advance the streams h [T, G * C].
 
         Args:
             h: the streams.
             cache: a recurrent layer's, or the two of an attention layer.
             phase: prefill or decode.
+            said: what the layer before said, if the streams do not hold it yet.
             record: whether a recurrent layer notes its row inputs.
+
+        Returns:
+            The streams; what the experts said, which they do not hold yet; the row inputs.
         """
         rows = None
-        h, x, shares = self.attn_hyper_connection(h, phase)
+        h, x, shares = self.attn_hyper_connection(h, phase, said)
         if self.is_linear:
             y, rows = self.linear_attn(x, cache, phase, record=record)
         else:
             y = self.self_attn(x, cache, phase)
         h, x, shares = self.mlp_hyper_connection(h, phase, (y, shares))
-        return self.inject(h, (self.mlp(x, phase), shares)), rows
+        return h, (self.mlp(x, phase), shares), rows
 
     def write(self, h: mx.array, caches: IndexedRows, phase: Phase) -> None:
         """Append the rows that a call would append, and compute nothing else."""
@@ -205,6 +215,7 @@ class Qwen4ExpModel(CausalLM):
         super().__init__(config, decoder, TokenEmbedding(decoder.embed_tokens))
         matrix = cast(Any, self).get("lm_head", decoder.embed_tokens)
         self.head = StreamHead(decoder.hyper_connection_mixer, matrix)
+        self.inject = Inject()
         self.config = config
 
     @property
@@ -258,18 +269,22 @@ class Qwen4ExpModel(CausalLM):
         embedded = list(self.look_up(tokens, caches) if found is None else found)
         h = mx.tile(self.embed(tokens), (1, self.config.hc_count))  # [T, G * C]
         kept, noted, at = dict[int, mx.array](), dict[int, RowInputs](), 0
+        said: Said | None = None
         for i, layer in enumerate(self.layers):
             ngrams = layer.ngrams
             if ngrams is not None:
+                h, said = self.inject(h, said), None
                 own = embedded.pop(0) if embedded else None
                 h, rows = ngrams(h, tokens, caches[at], phase, embedded=own, record=record)
                 at = _note(noted, at, rows, 1)
             count = 1 if layer.is_linear else 2
             cache = caches[at] if layer.is_linear else IndexedRows(*caches[at : at + 2])
-            h, rows = layer(h, cache, phase, record=record)
+            h, said, rows = layer(h, cache, phase, said, record=record)
             at = _note(noted, at, rows, count)
             if i in taps:
+                h, said = self.inject(h, said), None
                 kept[i] = h
+        h = self.inject(h, said)
         return self.finish(h, logits, phase, kept, hidden=hidden, row_inputs=noted)
 
     def _ngram_layers(self, caches: Sequence[Any]) -> list[tuple[NgramLayer, Any]]:

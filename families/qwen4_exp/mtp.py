@@ -23,7 +23,7 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.nn.block_sparse import IndexedRows
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
 from turbospark.nn.projections import NormedProjections, TokenEmbedding
-from turbospark.nn.streams import StreamHead
+from turbospark.nn.streams import Inject, StreamHead
 from turbospark.protocols import Phase
 
 _PREFIX = "mtp."
@@ -43,6 +43,7 @@ class MTPHead(nn.Module):
         self.pre_fc_norm_hidden = RMSNorm(config.streams, eps)  # one for all streams together
         self.layers = [Qwen4ExpLayer(config, is_linear=False, ropes=ropes)]
         self.hyper_connection_mixer = stream_mixer(config, injects=False)
+        self.inject = Inject()
         self.embed = TokenEmbedding(table)
         self.enter = NormedProjections(self.pre_fc_norm_embedding, [self.fc_embedding])
         self.join = NormedProjections(None, [self.fc_hidden])
@@ -72,7 +73,8 @@ class MTPHead(nn.Module):
             The head's streams [T, G * C].
         """
         h = self._joined(tokens, hidden, phase)
-        return self.layers[0](h, IndexedRows(*caches), phase)[0]
+        h, said, _ = self.layers[0](h, IndexedRows(*caches), phase)
+        return self.inject(h, said)
 
     def write(
         self, tokens: mx.array, hidden: mx.array, caches: Sequence[KVCache], phase: Phase

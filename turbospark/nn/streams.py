@@ -85,9 +85,9 @@ class Inject(Unit):
     def bind(self, kernels: KernelSet) -> None:
         """Nothing to look up: it has no weights."""
 
-    def __call__(self, h: mx.array, said: Said) -> mx.array:
-        """Add what a block said, [T, C] in shares [T, G], to h [T, G * C]: [T, G * C]."""
-        return inject_reference(h, *said)
+    def __call__(self, h: mx.array, said: Said | None) -> mx.array:
+        """Add what a block said, if any, to h [T, G * C]: [T, C] in shares [T, G]."""
+        return h if said is None else inject_reference(h, *said)
 
 
 class StreamMixer(nn.Module):
