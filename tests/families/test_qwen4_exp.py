@@ -28,6 +28,7 @@ from turbospark.nn import block_sparse
 from turbospark.nn.block_sparse import IndexedRows, SparseInputs
 from turbospark.nn.unit import bind_units
 from turbospark.protocols import Phase
+from turbospark.runner.runner import Runner
 from turbospark.runner.step import CompiledModel
 from turbospark.sessions.prefix import decide_reuse
 from turbospark.sessions.session import Session
@@ -397,3 +398,19 @@ def test_compiled_steps_of_a_gpu_equal_transformers(golden, monkeypatch):
     finally:
         mx.enable_compile()
     assert golden.difference(np.concatenate(rows), "int4") < golden.tolerance
+
+
+def test_rows_of_the_index_are_computed_with_every_pass(tiny, monkeypatch):
+    """No logits hang on them before there is a choice: left alone, they would pile up."""
+    session, evaluated = session_of(tiny), []
+    runner, evaluate = Runner(tiny, session), mx.eval
+
+    def recorded(*arrays):
+        evaluated.append({id(array) for array in arrays})
+        evaluate(*arrays)
+
+    runner.prefill_chunk([3, 4], 0)
+    monkeypatch.setattr(mx, "eval", recorded)
+    runner.produce(9, 2)
+    index = next(cache for cache in session.caches if not cache.recurrent and cache.head_dim == 9)
+    assert {id(array) for array in index.tail_arrays} <= set.union(*evaluated)

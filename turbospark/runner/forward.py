@@ -152,8 +152,10 @@ def first_rows(output: ForwardOutput, count: int) -> ForwardOutput:
 
 def _evaluate(output: ForwardOutput, session: Session) -> None:
     states = [array for cache in session.caches if cache.recurrent for array in cache.state]
+    # Rows that no logits hang on yet would keep every pass since then from being forgotten.
+    rows = [array for cache in session.caches for array in getattr(cache, "tail_arrays", ())]
     given = [array for array in (output.logits, output.hidden) if array is not None]
-    mx.eval(*given, *output.taps.values(), *states)  # pyright: ignore[reportUnknownMemberType]
+    mx.eval(*given, *output.taps.values(), *states, *rows)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _check_finite(
