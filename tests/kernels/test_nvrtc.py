@@ -105,6 +105,18 @@ def test_a_module_is_compiled_once(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert (folder / f"{stem}.txt").read_text() == f"{symbol}\t_Zlowered\n"
 
 
+def test_a_kernel_is_looked_up_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+    monkeypatch.setattr(
+        nvrtc, "compile_ahead", lambda names, call: looked_up.append(call["template"][1][1])
+    )
+    kernel = nvrtc.caching(lambda **_names: lambda **call: call["template"])(**NAMES)
+    for size in (7, 8, 7):
+        template = [("T", mx.bfloat16), ("N", size), ("FLAG", True)]
+        assert kernel(**CALL | {"template": template}) == template
+    assert looked_up == [7, 8]
+
+
 def test_what_does_not_compile_is_left_to_mlx(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

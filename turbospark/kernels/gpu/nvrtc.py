@@ -265,10 +265,14 @@ def caching(builder: Callable[..., Any]) -> Callable[..., Any]:
     """A builder of kernels whose modules are compiled ahead of MLX."""
 
     def build(**names: Any) -> Callable[..., Any]:
-        kernel = builder(**names)
+        kernel, known = builder(**names), set[tuple[object, ...]]()
 
         def launch(**call: Any) -> Any:
-            compile_ahead(names, call)
+            ranks = (array.ndim for array in call["inputs"])
+            key = (kernel_name(names, call), *call["output_dtypes"], *ranks)
+            if key not in known:
+                compile_ahead(names, call)
+                known.add(key)
             return kernel(**call)
 
         return launch
