@@ -268,8 +268,8 @@ def caching(builder: Callable[..., Any]) -> Callable[..., Any]:
         kernel, known = builder(**names), set[tuple[object, ...]]()
 
         def launch(**call: Any) -> Any:
-            ranks = (array.ndim for array in call["inputs"])
-            key = (kernel_name(names, call), *call["output_dtypes"], *ranks)
+            ranks = [array.ndim for array in call["inputs"]]
+            key = (*call["template"], *call["output_dtypes"], *ranks)
             if key not in known:
                 compile_ahead(names, call)
                 known.add(key)
