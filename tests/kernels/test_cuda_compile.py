@@ -13,6 +13,7 @@ from kernels.cases_gpu_chain import ChainCase
 from kernels.cases_gpu_delta import DeltaCase
 from kernels.cases_gpu_experts import ExpertCase
 from kernels.cases_gpu_heads import CASES as HEAD_CASES
+from kernels.cases_gpu_index import IndexCase
 from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
 from kernels.cases_gpu_latent import LatentCase
@@ -106,6 +107,7 @@ LAUNCHES = {
     "a chain with norms behind": CHAIN_CASES[6].run,
     "what is said into residual streams, and their norms": streams(streams_norm),
     "a mixture of residual streams": streams(streams_mix),
+    "rows of a block index": IndexCase(4, 128, 32, 4, 59, 58, BRAIN, is_stacked=True).run,
     "a delta net's row": delta(1, 128),
     "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
     "wide heads of a delta net": delta(2, 256),

@@ -5,9 +5,11 @@ from typing import Any
 
 import mlx.core as mx
 
+from turbospark.kernels.block_sparse import IndexGeometry
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
+    AppendIndex,
     Attend,
     AttendChosen,
     AttendLatents,
@@ -66,6 +68,9 @@ class ReferenceKernels:
     def attend(
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
+        return None
+
+    def append_index(self, index: IndexGeometry, norm: Norm, rope: Any) -> AppendIndex | None:
         return None
 
     def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from turbospark.kernels.block_sparse import IndexGeometry
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.weights import (
     Activation,
@@ -41,6 +42,9 @@ serves, and then the cache has not moved."""
 AttendChosen = Callable[[mx.array, Any, mx.array, Sequence[int]], mx.array]
 """q [T, Hq, D], the cache's rows, positions [T, L] int32, how many of them each query reads, the
 first ones -> [T, Hq * D]."""
+AppendIndex = Callable[[mx.array, Any], bool]
+"""raw index keys [T, Di], the index's cache -> whether the rows were written; if not, nothing was
+and the unit does it."""
 AddProjected = Callable[[mx.array, mx.array, Phase], mx.array]
 """x [T, K], residual [T, C] -> [T, C]."""
 FinishLayer = Callable[[mx.array, mx.array, Phase], mx.array | None]
@@ -189,6 +193,10 @@ class KernelSet(Protocol):
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
+        ...
+
+    def append_index(self, index: IndexGeometry, norm: Norm, rope: Any) -> AppendIndex | None:
+        """Rows of a block index: raw keys, and the normed and rotated keys of complete blocks."""
         ...
 
     def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:

@@ -24,7 +24,7 @@ from turbospark.kernels.block_sparse import (
 from turbospark.kernels.device import on_cpu
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
 from turbospark.kernels.rope import Rope
-from turbospark.kernels.target import AttendChosen, HeadGeometry, KernelSet
+from turbospark.kernels.target import AppendIndex, AttendChosen, HeadGeometry, KernelSet
 from turbospark.nn.attention import HeadNormRope, RotatedAttention
 from turbospark.nn.linear import RMSNorm
 from turbospark.nn.unit import Unit
@@ -90,12 +90,17 @@ class BlockIndex(Unit):
         heads = HeadGeometry(index.num_heads, 1, index.head_dim)
         self._rotate = HeadNormRope(heads, rope, q_norm=q_norm)
 
+        self._write: AppendIndex | None = None
+
     def bind(self, kernels: KernelSet) -> None:
         self._rotate.bind(kernels)
+        self._write = kernels.append_index(self._index, self._k_norm.value, self._rope)
         self.body = self._rotate.body
 
     def append(self, raw: mx.array, cache: RowStore) -> None:
         """Write the index keys [T, Di] of T rows, and the keys of the blocks that they complete."""
+        if self._write is not None and self._write(raw, cache):
+            return
         start, ratio = cast("int | mx.array", cache.offset), self._index.ratio
         rows = cast("KVRows | StepRows", cache.rows())
         if isinstance(rows, KVRows) and rows.end == 0:

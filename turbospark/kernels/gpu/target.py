@@ -7,11 +7,13 @@ import mlx.core as mx
 
 from turbospark.errors import OptionError
 from turbospark.kernels.activations import activate_reference
+from turbospark.kernels.block_sparse import IndexGeometry
 from turbospark.kernels.gpu import head_norm_rope, latent
 from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads, bind_rotated
 from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
+from turbospark.kernels.gpu.index_rows import bind_index
 from turbospark.kernels.gpu.int4_product import MAX_ROWS, takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget, resident
@@ -23,6 +25,7 @@ from turbospark.kernels.gpu.streams import bind_streams
 from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.target import (
     AddProjected,
+    AppendIndex,
     Attend,
     AttendChosen,
     AttendLatents,
@@ -72,6 +75,7 @@ BODIES = (
     "delta_net",
     "routed_experts",
     "streams",
+    "index_rows",
 )
 """What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
@@ -302,6 +306,12 @@ class GpuKernels:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
         target = self._target if "attention_decode" in self._enabled else None
         return bind_attention(heads, scale, window, sinks, target)
+
+    def append_index(self, index: IndexGeometry, norm: Norm, rope: Any) -> AppendIndex | None:
+        """Rows of a block index: raw keys, and keys of complete blocks."""
+        if "index_rows" not in self._enabled:
+            return None
+        return bind_index(index, norm, rope, self._target)
 
     def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
         """No body: MLX gathers the rows."""

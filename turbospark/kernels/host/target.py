@@ -5,6 +5,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from turbospark.kernels.block_sparse import IndexGeometry
 from turbospark.kernels.host.attention import Attention, ChosenAttention, RotatedHeads
 from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
 from turbospark.kernels.host.delta_net import DeltaStep
@@ -16,6 +17,7 @@ from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import (
     AddProjected,
+    AppendIndex,
     Attend,
     AttendChosen,
     AttendLatents,
@@ -90,6 +92,9 @@ class HostKernels:
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         return Attention(self._host, heads, scale, window, sinks)
+
+    def append_index(self, index: IndexGeometry, norm: Norm, rope: Any) -> AppendIndex | None:
+        return None
 
     def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
         return ChosenAttention(self._host, heads, scale)
