@@ -37,19 +37,21 @@ class IndexUnit:
         norm: of a block's mean.
         rope: of index heads.
         frequencies: the embedding's, where the device has them.
+        numbers: the norm's epsilon and the embedding's magnitude, there too.
     """
 
     index: IndexGeometry
     norm: Norm
     rope: Rope
     frequencies: mx.array
+    numbers: mx.array
 
     @classmethod
     def build(cls, index: IndexGeometry, norm: Norm, rope: Rope) -> "IndexUnit":
         """The unit of a layer; frequencies go to the device."""
         padding = mx.zeros((8,))
         table = resident(mx.concatenate([mx.array(rope.inv_freq), padding]))
-        return cls(index, norm, rope, table)
+        return cls(index, norm, rope, table, constant((norm.eps, rope.magnitude)))
 
 
 def takes(index: IndexGeometry, norm: Norm, rope: Rope) -> bool:
@@ -90,7 +92,7 @@ def index_rows(raw: mx.array, rows: StepRows, unit: IndexUnit, *, target: GpuTar
             weight,
             unit.frequencies,
             rows.lengths,
-            constant((unit.norm.eps, unit.rope.magnitude)),
+            unit.numbers,
         ],
         template={
             "T": tail.k.dtype,
