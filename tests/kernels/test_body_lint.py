@@ -240,8 +240,9 @@ def test_every_rule_has_a_planted_violation() -> None:
 
 
 @pytest.mark.parametrize("kernel", [k for k, _, _ in KERNELS.values()], ids=lambda k: k.name)
-def test_comments_never_reach_mlx(kernel: Kernel) -> None:
+def test_neither_comments_nor_includes_reach_mlx(kernel: Kernel) -> None:
     for text in (kernel.source, header(EMULATION)):
+        assert "#include" not in text
         assert "//" not in text
         assert "/*" not in text
         assert "\n\n" not in text

@@ -198,9 +198,12 @@ def test_a_body_compiles_for_cuda_without_spills(launch: str, headers: Path) -> 
         assert re.search(r"\b0 bytes spill stores, 0 bytes spill loads", report), report
 
 
-def test_a_body_is_found_by_its_path(headers: Path) -> None:
+@pytest.mark.parametrize(
+    "launch", [product(CASES[7], int4_mma), ROTATED_CASES[1].run], ids=["alone", "with a part"]
+)
+def test_a_body_is_found_by_its_path(launch: Callable[[GpuTarget], object], headers: Path) -> None:
     sources: list[str] = []
-    product(CASES[7], int4_mma)(replace(recording(sources), by_path=True))
+    launch(replace(recording(sources), by_path=True))
     assert len(sources[0]) < 3000
     compile_source(sources[0], headers)
 

@@ -298,7 +298,7 @@ def test_a_mutation_of_the_gate_is_caught(old: str, new: str) -> None:
         ("if (step + KEYS > start) {", "if (step > start) {"),
         ("item / 8 % 2", "0"),
         ("item % 8 * 4", "item % 4 * 4"),
-        ("own_numbers + (M + own) * D", "own_numbers + own * D"),
+        ("own_rows + (M + own) * D", "own_rows + own * D"),
         ("joined[n], 0.0f) * row_share[n / D]", "joined[n], 0.0f)"),
         ("first_query == 0 && position >= chunk", "position >= chunk"),
     ],

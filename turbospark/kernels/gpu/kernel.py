@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import math
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """The body's text without comments."""
+        """The body's text without comments, and that of what it includes."""
         return _text(self.path)
 
     @property
@@ -219,8 +220,14 @@ def resident(values: mx.array) -> mx.array:
 
 @functools.cache
 def _text(path: str) -> str:
+    """A file without comments, with those that it includes in their places."""
     text = resources.files("turbospark.kernels.gpu").joinpath(path).read_text("ascii")
-    return strip_comments(text)
+    folder = posixpath.dirname(path)
+
+    def included(line: re.Match[str]) -> str:
+        return _text(posixpath.normpath(posixpath.join(folder, line[1])))
+
+    return re.sub(r'#include "(.*)"\n', included, strip_comments(text))
 
 
 def _part(path: str, target: GpuTarget) -> str:

@@ -23,7 +23,7 @@ SHARED float row_weight[ROWS];
 SHARED float row_share[ROWS];
 #ifdef WRITES
 SHARED uint4 own_memory[2 * M * D / 8];  // keys of the step's own rows, then values
-SHARED_PTR T* const own_numbers = reinterpret_cast<SHARED_PTR T*>(own_memory);
+SHARED_PTR T* const own_rows = reinterpret_cast<SHARED_PTR T*>(own_memory);
 #endif
 SHARED_PTR Pack<uint, 4>* const query_parts = reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(memory);
 SHARED_PTR Pack<uint, 4>* const weight_parts = query_parts + QUERY_PARTS;
@@ -106,92 +106,14 @@ if (low < high) {
   }
   const int queries = metal::min(ROWS, M * SHARE - first_query);
   SHARED_PTR T* const query_numbers = reinterpret_cast<SHARED_PTR T*>(query_parts);
-  const int items = high > start ? queries + OWN : queries;
-  const int items_a_warp = (items + WARPS - 1) / WARPS;
-  const int last_item = metal::min(items, (warp + 1) * items_a_warp);
-  const int at_once = M * SHARE + OWN > WARPS ? 2 : 1;  // heads whose numbers are on their way
-  Floats<SIZE> q_factor = head_ones<SIZE>();
-  if (Q_NORM == 2) {
-    q_factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(q_weight, lane);
-  }
-#ifdef WRITES
-  Floats<SIZE> k_factor = head_ones<SIZE>();
-  if (K_NORM == 2) {
-    k_factor = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(k_weight, lane);
-  }
-#endif
-  int turned_row = -1;
-  Floats<2 * TURNS> turns;
-  for (int next = warp * items_a_warp; next < last_item; next += at_once) {
-    Floats<SIZE> number[at_once];
-    UNROLL for (int b = 0; b < at_once; b++) {
-      const int item = metal::min(next + b, last_item - 1);
-      const int i = metal::min(first_query + item, M * SHARE - 1);
-      const GLOBAL T* from = query_rows + i / SHARE * static_cast<int>(query_rows_strides[0]) +
-                             (kv_head * SHARE + i % SHARE) * Q_STEP;
-#ifdef WRITES
-      const int own = item - queries;
-      if (own >= 0) {
-        from = own % 2 == 0 ? key_rows + own / 2 * static_cast<int>(key_rows_strides[0])
-                            : value_rows + own / 2 * static_cast<int>(value_rows_strides[0]);
-        from += kv_head * D;
-      }
-#endif
-      number[b] = head_numbers<D, PAIRS, SIZE, IS_TRADITIONAL>(from, lane);
-    }
-    UNROLL for (int b = 0; b < at_once; b++) {
-      const int item = next + b;
-      const bool is_query = item < queries;
-      const bool is_value = !is_query && (item - queries) % 2 == 1;
-      const int row = is_query ? (first_query + item) / SHARE : (item - queries) / 2;
-      if (item < last_item && !is_value && row != turned_row) {
-        const float position = static_cast<float>(start + row);
-        turns = head_turns<PAIRS, TURNS>(position, frequencies, numbers[3], lane);
-        turned_row = row;
-      }
-      if (item < last_item && is_query) {
-        if (Q_NORM != 0) {
-          number[b] = normed_head<D>(number[b], q_factor, numbers[0]);
-        }
-        number[b] = rotated_head<TURNS>(number[b], turns);
-        UNROLL for (int j = 0; j < SIZE; j++) {
-          const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
-          if (d < D) {
-            const int line = item / 16 * (D / 32) + d / 32;
-            const int part = (line * 2 + item / 8 % 2) * 32 + item % 8 * 4 + d % 32 / 8;
-            query_numbers[8 * part + d % 8] = static_cast<T>(number[b].v[j]);
-          }
-        }
-      }
-#ifdef WRITES
-      if (item < last_item && !is_query) {
-        const bool is_normed = is_value ? V_NORM != 0 : K_NORM != 0;
-        if (is_normed) {
-          const Floats<SIZE> factor = is_value ? head_ones<SIZE>() : k_factor;
-          number[b] = normed_head<D>(number[b], factor, numbers[is_value ? 2 : 1]);
-        }
-        if (!is_value) {
-          number[b] = rotated_head<TURNS>(number[b], turns);
-        }
-        const int position = start + row;
-        const bool is_written = first_query == 0 && position >= chunk && position < high;
-        UNROLL for (int j = 0; j < SIZE; j++) {
-          const int d = head_place<D, PAIRS, IS_TRADITIONAL>(j, lane);
-          const int to = (tail_from + position - boundary) * D + d;
-          if (d < D) {
-            own_numbers[((is_value ? M : 0) + row) * D + d] = static_cast<T>(number[b].v[j]);
-          }
-          if (d < D && is_written && !is_value) {
-            new_k[to] = static_cast<T>(number[b].v[j]);
-          }
-          if (d < D && is_written && is_value) {
-            new_v[to] = static_cast<T>(number[b].v[j]);
-          }
-        }
-      }
-#endif
-    }
-  }
+  const int group = warp;
+  const int groups = WARPS;
+  const int at_once = M * SHARE + OWN > WARPS ? 2 : 1;
+#define PUT_QUERY(item, d, number)                                             \
+  const int line = item / 16 * (D / 32) + d / 32;                              \
+  const int part = (line * 2 + item / 8 % 2) * 32 + item % 8 * 4 + d % 32 / 8; \
+  query_numbers[8 * part + d % 8] = number
+#include "../rotated_heads.h"
   const float score_factor = numbers[4];
 #else
   const float score_factor = scale[0];
@@ -247,7 +169,7 @@ if (low < high) {
         const int own = metal::min(metal::max(place, low), high - 1) - start;
         if (own >= 0) {
           UNROLL for (int b = 0; b < D / 32; b++) {
-            key[j][b] = *reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(own_numbers + own * D +
+            key[j][b] = *reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(own_rows + own * D +
                                                                      32 * b + 8 * lane_pair);
           }
         }
@@ -259,7 +181,7 @@ if (low < high) {
           const int own = metal::min(metal::max(place, low), high - 1) - start;
           if (own >= 0) {
             value[s][x] = *reinterpret_cast<SHARED_PTR Pack<uint, WIDTH / 2>*>(
-                own_numbers + (M + own) * D + first_column);
+                own_rows + (M + own) * D + first_column);
           }
         }
       }
