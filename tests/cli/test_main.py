@@ -146,6 +146,7 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         (("synthetic", "./new", "--kind", "streamed"), 2, "streaming of expert weights is not"),
         (("synthetic", "./new", "--set", "layers"), 2, "'layers' is not NAME=VALUE"),
         (("synthetic", "./new", "--set", "hiden_size=3"), 2, "did you mean 'hidden_size'"),
+        (("synthetic", "./new", "--set", "kind=moe"), 2, "no value of config.json: give --kind"),
         (("bench", "--prompt-tokens", "0"), 2, "--prompt-tokens='0'"),
         (("bench", "--repetitions", "0"), 2, "--repetitions"),
     ],

@@ -133,6 +133,11 @@ def test_a_vocabulary_has_every_id_once(size):
           "global_head_dim": 16}, "no matrix of"),
         ({"vocab_size": 100}, "vocab_size=100: every byte and 3 marks need 259 ids or more"),
         ({"hiden_size": 64}, "the family 'gemma4' does not know 'hiden_size'; did you mean 'hid"),
+        ({"kind": ""}, "kind='' is not one of dense, sliding, moe"),
+        ({"model_type": 5}, "model_type: .*'5' is not implemented"),
+        ({"seed": -1}, "seed=-1 is not a whole number of 0 or more"),
+        ({"seed": None}, "seed=None is not a whole number of 0 or more"),
+        ({"dtype": {1, 2}}, "a value cannot be written to config.json: .*set"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_named_before_anything_is_written(tmp_path, arguments, message):
@@ -149,7 +154,29 @@ def test_what_the_family_refuses_is_refused_in_its_words(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.parametrize("quantize", ["int4", None])
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe", "qwen4_exp"])
+def test_a_prediction_head_that_is_announced_is_written(tmp_path, model_type, quantize):
+    folder = synthetic(
+        tmp_path / "a", model_type=model_type, quantize=quantize, mtp_num_hidden_layers=1
+    )
+    engine = ts.load(folder, kernels="reference", draft="mtp")
+    drafted = engine.generate("Once upon a time", max_tokens=9)
+    assert drafted.response.drafted > 0
+    assert drafted == engine.generate("Once upon a time", max_tokens=9, draft="off")
+
+
+def test_a_head_that_the_family_refuses_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="mtp_num_hidden_layers=3 is not implemented"):
+        synthetic(tmp_path / "a", model_type="qwen4_exp", mtp_num_hidden_layers=3)
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OptionError, match="link is there already"):
+        synthetic(tmp_path / "link")
+    (tmp_path / "link").unlink()
     (tmp_path / "note").write_text("mine")
     with pytest.raises(OptionError, match="is there already"):
         synthetic(tmp_path)

@@ -13,6 +13,14 @@ from turbospark.loading.convert import convert as convert_checkpoint
 from turbospark.settings import LoadConfig
 from turbospark.testing.synthetic import synthetic as write_synthetic
 
+_ARGUMENTS = {
+    "folder": "FOLDER",
+    "kind": "--kind",
+    "model_type": "--model-type",
+    "quantize": "--quantize",
+    "seed": "--seed",
+}
+
 
 def plan(arguments: argparse.Namespace, console: Console) -> None:
     """Say what a model needs and whether it fits."""
@@ -60,6 +68,8 @@ def _setting(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise OptionError(f"--set {text!r} is not NAME=VALUE")
+    if name in _ARGUMENTS:
+        raise OptionError(f"--set {text!r} is no value of config.json: give {_ARGUMENTS[name]}")
     try:
         return name, json.loads(value)
     except ValueError:

@@ -1,6 +1,7 @@
 """Small checkpoints with all the files of a published one, for tests, benchmarks and users' CI."""
 
 import difflib
+import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import mlx.nn as nn
 
 from turbospark.errors import OptionError, UnsupportedError
 from turbospark.loading.convert import quantization_entries
-from turbospark.loading.install import parameter_slots
+from turbospark.loading.install import Slot, parameter_slots
 from turbospark.loading.quantize import parse_quantize, require_divisible
 from turbospark.registry import resolve_family
 from turbospark.settings import UNBUILT
@@ -44,7 +45,8 @@ def synthetic(
         model_type: in place of a kind, another registered family's.
         quantize: as for `load`: matrices are stored so; None stores bfloat16.
         seed: of the weights.
-        config_values: go into config.json, in place of what would stand there.
+        config_values: go into config.json, in place of what would stand there; with
+            `mtp_num_hidden_layers=1` the prediction head is written too, where there is one.
 
     Returns:
         the folder.
@@ -54,12 +56,12 @@ def synthetic(
         ConfigError: the family refuses the configuration; nothing was written.
     """
     wish = parse_quantize(quantize)
+    if type(seed) is not int or seed < 0:
+        raise OptionError(f"seed={seed!r} is not a whole number of 0 or more")
     path = Path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise OptionError(f"{path} is there already; choose another folder or remove it")
+    _require_free(path)
     config = _configuration(kind, model_type, config_values)
-    model = _built(config, config_values)
-    slots = parameter_slots(model)
+    slots = _slots(config, config_values)
     if wish is not None:
         widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
         require_divisible(widths, wish, str(path))
@@ -71,6 +73,12 @@ def synthetic(
     return path
 
 
+def _require_free(path: Path) -> None:
+    # A link that leads nowhere does not exist, but no folder can be made in its place.
+    if (path.is_symlink() or path.exists()) and (not path.is_dir() or any(path.iterdir())):
+        raise OptionError(f"{path} is there already; choose another folder or remove it")
+
+
 def _configuration(
     kind: str | None, model_type: str | None, config_values: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def _configuration(
             f"kind={kind!r} is one of Gemma 4, and model_type={model_type!r} another family: give "
             "one of them"
         )
-    kind = kind or "dense"
+    kind = "dense" if kind is None else kind
     if kind == "streamed":
         raise OptionError(
             f"kind='streamed': {UNBUILT['residency'].reason}; kind='moe' has the same layers, all "
@@ -87,8 +95,12 @@ def _configuration(
         )
     if model_type is None and kind not in KINDS:
         raise OptionError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
-    sizes = KINDS[kind] if model_type is None else sizes_of(model_type)
+    sizes = KINDS[kind] if model_type is None else sizes_of(str(model_type))
     config = {**sizes, **config_values}
+    try:
+        json.dumps(config_values)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"a value cannot be written to config.json: {error}") from error
     size = config["vocab_size"]
     if type(size) is not int or size < LEAST_IDS:
         raise OptionError(
@@ -97,8 +109,11 @@ def _configuration(
     return config
 
 
-def _built(config: Mapping[str, Any], config_values: Mapping[str, Any]) -> nn.Module:
-    """The family's model; values that it has not looked at are refused."""
+def _slots(config: Mapping[str, Any], config_values: Mapping[str, Any]) -> dict[str, Slot]:
+    """Parameters of the family's model, and of the prediction head that the values announce.
+
+    Values that the family has not looked at are refused.
+    """
     noted = _Noted(config)
     try:
         family = resolve_family(config["model_type"])
@@ -110,7 +125,11 @@ def _built(config: Mapping[str, Any], config_values: Mapping[str, Any]) -> nn.Mo
             near = difflib.get_close_matches(name, sorted(noted.read), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise OptionError(f"the family {family.name!r} does not know {name!r}{hint}")
-    return model
+    slots = parameter_slots(model)
+    if config.get("mtp_num_hidden_layers") and "mtp" in family.drafters:
+        head = cast("nn.Module", family.drafters["mtp"](config, model))
+        slots |= {f"mtp.{name}": slot for name, slot in parameter_slots(head).items()}
+    return slots
 
 
 class _Noted(Mapping[str, Any]):
