@@ -5,9 +5,10 @@ the target has no body for these weights; the unit then runs its reference and s
 report. Shapes: T rows of one sequence; there is no batch axis.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 
@@ -156,27 +157,28 @@ class DeltaGeometry:
         return mx.zeros((self.taps - 1, self.channels)), mx.zeros(weights)
 
 
-class KernelSet(Protocol):
-    """The kernel bodies of one target."""
+class KernelSet(ABC):
+    """The kernel bodies of one target, which has those whose binders it overrides.
 
-    @property
-    def name(self) -> str:
-        """metal, cuda, host or reference."""
-        ...
+    Attributes:
+        name: metal, cuda, host or reference.
+    """
 
+    name: str
+
+    @abstractmethod
     def describe(self) -> str:
         """One line for humans: target, instruction set, threads, activations."""
-        ...
 
     def embedding(self, weight: Weight, scale: float, norm: Norm | None = None) -> Embed | None:
         """Rows of a table, times `scale`, normed if there is a norm."""
-        ...
+        return None
 
     def normed_projections(
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]
     ) -> Project | None:
         """rms-norm (if any), then every projection of the same input."""
-        ...
+        return None
 
     def head_norm_rope(
         self,
@@ -187,35 +189,35 @@ class KernelSet(Protocol):
         rope: Any,
     ) -> Rotate | None:
         """Per-head norms, RoPE on q and k, k and v rows written into the cache."""
-        ...
+        return None
 
     def attend(
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
     ) -> Attend | None:
         """Causal attention over a cache; a query sees itself and window - 1 rows before it."""
-        ...
+        return None
 
     def append_index(self, index: IndexGeometry, norm: Norm, rope: Any) -> AppendIndex | None:
         """Rows of a block index: raw keys, and the normed and rotated keys of complete blocks."""
-        ...
+        return None
 
     def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
         """Attention to rows of a cache that every query names."""
-        ...
+        return None
 
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         """`head_norm_rope`, `attend` and the gate's sigmoid as one unit."""
-        ...
+        return None
 
     def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
         """Norm and RoPE of latent rows, which go into the cache, then attention over it."""
-        ...
+        return None
 
     def projected_residual(
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
     ) -> AddProjected | None:
         """Compute residual + post_norm(weight @ x + bias)."""
-        ...
+        return None
 
     def gated_mlp(
         self,
@@ -229,7 +231,7 @@ class KernelSet(Protocol):
         residual: bool,
     ) -> Transform | None:
         """Compute h + post_norm(down(act(gate y) * up y)), y = norm(h); `h +` if `residual`."""
-        ...
+        return None
 
     def projected_mlp(
         self,
@@ -240,30 +242,30 @@ class KernelSet(Protocol):
         post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
         """`projected_residual`, then `gated_mlp`: weights of output, gate, up and down."""
-        ...
+        return None
 
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
-        ...
+        return None
 
     def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
         """Shares of what a block said into the streams, and a mixture of them."""
-        ...
+        return None
 
     def routed_experts(self, norm: Norm | None, experts: ExpertWeights) -> MixExperts | None:
         """Weighted sum of every row's experts over norm(h); plus sigmoid(score) * shared rows."""
-        ...
+        return None
 
     def expert_block(self, block: ExpertBlock) -> RunBlock | None:
         """A router, experts, a shared one and the stream they advance, for a few rows."""
-        ...
+        return None
 
     def closing(self, norm: Norm, factor: mx.array) -> Close | None:
         """Compute (residual + norm(y)) * factor, the factor being [1]."""
-        ...
+        return None
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
     ) -> Transform | None:
         """float32 logits of the rows given: softcap(weight @ norm(h) + bias)."""
-        ...
+        return None

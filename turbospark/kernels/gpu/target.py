@@ -27,7 +27,6 @@ from turbospark.kernels.target import (
     AddProjected,
     AppendIndex,
     Attend,
-    AttendChosen,
     AttendLatents,
     AttentionLayer,
     Close,
@@ -36,6 +35,7 @@ from turbospark.kernels.target import (
     Embed,
     FinishLayer,
     HeadGeometry,
+    KernelSet,
     MixExperts,
     MixStreams,
     Project,
@@ -80,7 +80,7 @@ BODIES = (
 """What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
 
-class GpuKernels:
+class GpuKernels(KernelSet):
     """Bodies for 4-bit products, norms and attention of up to eight rows in decode.
 
     Prefill, wider rows and other weights run MLX's quantized product and fused attention.
@@ -98,17 +98,12 @@ class GpuKernels:
             raise OptionError(
                 f"disable_kernels names {', '.join(unknown)}; the bodies are {', '.join(BODIES)}"
             )
-        self._target = target
+        self.name, self._target = target.name, target
         self._enabled = [name for name in BODIES if name not in disabled]
         self._products = Products(target, frozenset(self._enabled))
         self._experts = ExpertUnits(
             target, self._products.normed, dense="dense_prefill" in self._enabled
         )
-
-    @property
-    def name(self) -> str:
-        """The GPU target: metal or cuda."""
-        return self._target.name
 
     def describe(self) -> str:
         """One line for humans: target and bodies."""
@@ -312,10 +307,6 @@ class GpuKernels:
         if "index_rows" not in self._enabled:
             return None
         return bind_index(index, norm, rope, self._target)
-
-    def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
-        """No body: MLX gathers the rows."""
-        return None
 
     def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
         """`head_norm_rope`, `attend` and the gate's sigmoid as one unit."""

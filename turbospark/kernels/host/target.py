@@ -5,7 +5,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.kernels.block_sparse import IndexGeometry
 from turbospark.kernels.host.attention import Attention, ChosenAttention, RotatedHeads
 from turbospark.kernels.host.calls import EmbeddingRows, Gated, Head, Projections, ResidualAdd
 from turbospark.kernels.host.delta_net import DeltaStep
@@ -13,33 +12,25 @@ from turbospark.kernels.host.experts import ExpertMix
 from turbospark.kernels.host.library import Host, open_host
 from turbospark.kernels.host.products import Products, is_supported
 from turbospark.kernels.host.streams import StreamMix
-from turbospark.kernels.latent import LatentLayer
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import (
     AddProjected,
-    AppendIndex,
     Attend,
     AttendChosen,
-    AttendLatents,
-    AttentionLayer,
-    Close,
     DeltaGeometry,
     DeltaNet,
     Embed,
-    FinishLayer,
     HeadGeometry,
+    KernelSet,
     MixExperts,
     MixStreams,
     Project,
     Rotate,
-    RotateAttend,
-    RunBlock,
     Transform,
 )
 from turbospark.kernels.weights import (
     Activation,
     DeltaWeights,
-    ExpertBlock,
     ExpertWeights,
     Norm,
     StreamWeights,
@@ -48,7 +39,7 @@ from turbospark.kernels.weights import (
 from turbospark.settings import KernelPolicy
 
 
-class HostKernels:
+class HostKernels(KernelSet):
     """Kernel bodies in C++, compiled for this CPU.
 
     Raises:
@@ -93,17 +84,8 @@ class HostKernels:
     ) -> Attend | None:
         return Attention(self._host, heads, scale, window, sinks)
 
-    def append_index(self, index: IndexGeometry, norm: Norm, rope: Any) -> AppendIndex | None:
-        return None
-
     def attend_chosen(self, heads: HeadGeometry, scale: float) -> AttendChosen | None:
         return ChosenAttention(self._host, heads, scale)
-
-    def rotated_attention(self, layer: AttentionLayer) -> RotateAttend | None:
-        return None
-
-    def latent_attention(self, layer: LatentLayer) -> AttendLatents | None:
-        return None
 
     def projected_residual(
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
@@ -129,16 +111,6 @@ class HostKernels:
         norms = (norm, post_norm)
         return Gated(self._host, self._products, norms, weights, biases, activation, residual)
 
-    def projected_mlp(
-        self,
-        weights: Sequence[Weight],
-        biases: Sequence[mx.array | None],
-        norm: Norm | None,
-        activation: Activation,
-        post_norms: tuple[Norm, Norm] | None,
-    ) -> FinishLayer | None:
-        return None
-
     def delta_net(self, heads: DeltaGeometry, weights: DeltaWeights) -> DeltaNet | None:
         return DeltaStep(self._host, heads, weights)
 
@@ -153,12 +125,6 @@ class HostKernels:
         if not all(is_supported(weight, dimensions=3) for weight in weights):
             return None
         return ExpertMix(self._host, self._products, norm, experts)
-
-    def expert_block(self, block: ExpertBlock) -> RunBlock | None:
-        return None
-
-    def closing(self, norm: Norm, factor: mx.array) -> Close | None:
-        return None
 
     def output_head(
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
