@@ -151,6 +151,22 @@ def test_drafters_are_found_where_they_lie(tmp_path):
     assert ts.inspect(other).abilities["mtp"][0] is False
 
 
+def test_matrices_are_counted_by_the_groups_that_each_has(tmp_path):
+    found = ts.inspect(synthetic(tmp_path / "a", model_type="qwen4_exp"))
+    assert found.quantization["4 bits, groups of 32"] == 1  # the table: rows of 32 numbers
+    assert set(found.quantization) == {
+        "4 bits, groups of 64", "8 bits, groups of 64", "4 bits, groups of 32", "BF16",
+    }  # fmt: skip
+
+
+def test_a_folder_without_a_tokenizer_is_not_said_to_load(tmp_path):
+    folder = synthetic(tmp_path / "a")
+    (folder / "tokenizer.json").unlink()
+    assert ts.inspect(folder).refused == "there is no tokenizer.json and no tokenizer.model"
+    (folder / "model.safetensors").unlink()
+    assert ts.inspect(folder).refused == "there are no weights"
+
+
 def test_damage_is_an_error_and_misfit_a_line(tmp_path):
     folder = synthetic(tmp_path / "a")
     config = json.loads((folder / "config.json").read_text())

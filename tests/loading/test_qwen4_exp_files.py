@@ -81,6 +81,31 @@ def test_a_missing_tensor_is_named(golden, tmp_path, monkeypatch, lost, says, le
     assert str(folder / "model.safetensors") in str(raised.value)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_part_that_is_there_twice_is_refused(golden, tmp_path, monkeypatch, left):
+    if left:
+        monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    tensors = published(golden)
+    stem = "model.language_model.layers.1.ple.ple_embedding.ngram_embedding"
+    tensors[f"{stem}.shards.2.weight"] = tensors[f"{stem}.shard_2.weight"] * 0
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden))
+    with pytest.raises(CheckpointError, match=r"part 2 of the table .* under another name"):
+        load_model(folder, policy=REFERENCE)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_scales_that_are_no_floats_are_refused(golden, tmp_path, monkeypatch, left):
+    if left:
+        monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    tensors, quantization = converted(golden, baked=True)
+    for name in tensors:
+        if "ngram_embedding" in name and not name.endswith(".weight"):
+            tensors[name] = np.ones(tensors[name].shape, np.int64)
+    folder = write_folder(tmp_path / "a", tensors, wrapped(golden, quantization=quantization))
+    with pytest.raises(CheckpointError, match=r"(scales|biases).* mlx\.core\.int64"):
+        load_model(folder, policy=REFERENCE)
+
+
 def test_an_unknown_tensor_is_named(golden, tmp_path):
     tensors = published(golden) | {"model.language_model.layers.0.mystery.weight": np.zeros((2, 2))}
     tensors = {name: np.asarray(value, np.float32) for name, value in tensors.items()}

@@ -126,6 +126,10 @@ def test_a_table_of_other_sizes_is_named_with_its_file(golden, tmp_path, in_file
     folder = write_folder(tmp_path / "a", tensors, wrapped(golden))
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*ngram_embedding.*is needed"):
         load_model(folder, policy=REFERENCE)
+    with pytest.raises(CheckpointError, match=r"a table .* in files where .* is needed"):
+        plan(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    assert "is needed" in turbospark.inspect(folder).refused
 
 
 def test_a_row_that_was_cut_off_after_loading_is_an_error(golden, tmp_path, in_files):

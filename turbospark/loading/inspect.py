@@ -18,6 +18,7 @@ from turbospark.loading.install import check_fit, parameter_slots
 from turbospark.loading.opened import build_model, folder_family, gguf_family
 from turbospark.loading.outline import outline
 from turbospark.loading.plan import megabytes
+from turbospark.loading.quantized import canonical
 from turbospark.loading.safetensors import Slot
 from turbospark.loading.source import Source, resolve_source
 from turbospark.loading.structure import SHORT_TYPES, Structure, structure
@@ -209,6 +210,10 @@ def _inspect_folder(source: Source, context: int | None) -> Inspection:
         TensorRow(name, slot.shape, SHORT_TYPES[slot.dtype], slot.nbytes, slot.file.name)
         for name, slot in slots.items()
     )
+    built = _built(source, context, slots)
+    tokenizer = _folder_tokenizer(folder)
+    if tokenizer == "none":
+        built.setdefault("refused", f"there is no {' and no '.join(_TOKENIZER_FILES)}")
     return Inspection(
         path=str(folder),
         kind="safetensors",
@@ -216,9 +221,9 @@ def _inspect_folder(source: Source, context: int | None) -> Inspection:
         implemented=name in known_types(GROUP),
         config=config,
         quantization=_count(_folder_layouts(slots, config)),
-        tokenizer=_folder_tokenizer(folder),
+        tokenizer=tokenizer,
         tensors=rows,
-        **_built(source, context, slots),
+        **built,
     )
 
 
@@ -281,20 +286,26 @@ def _gguf_tokenizer(file: GGUFFile) -> str:
 
 def _folder_layouts(slots: dict[str, Slot], config: dict[str, Any]) -> Iterable[str]:
     given: Any = config.get("quantization") or config.get("quantization_config")
-    default = cast("dict[str, Any]", given).get("group_size") if isinstance(given, dict) else None
+    said = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
+    own: dict[str, Any] = {canonical(path): value for path, value in said.items()}
     for name, slot in slots.items():
         if name.endswith("_blocks"):
             yield "mxfp4"
         if not name.endswith(".weight") or len(slot.shape) < 2:
             continue
-        scales = slots.get(name.removesuffix("weight") + "scales")
+        path = name.removesuffix(".weight")
+        scales = slots.get(f"{path}.scales")
         if scales is None:
             yield SHORT_TYPES[slot.dtype]
         elif SHORT_TYPES[scales.dtype] == "U8":
             yield "mxfp4"
         else:
             product = 32 * slot.shape[-1] // max(1, scales.shape[-1])
-            size = default if isinstance(default, int) and default and not product % default else 64
+            entry = own.get(canonical(path))
+            values = cast("dict[str, Any]", entry if isinstance(entry, dict) else said)
+            size = values.get("group_size")
+            if not isinstance(size, int) or not size or product % size:
+                size = 64
             yield f"{product // size} bits, groups of {size}"
 
 

@@ -24,8 +24,9 @@ from turbospark.loading.gguf_types import DENSE, require_readable
 from turbospark.loading.gguf_weights import gguf_config, parameter_names
 from turbospark.loading.install import Handling, check_fit, handled, parameter_slots
 from turbospark.loading.opened import build_model, folder_family, gguf_family, sanitized
+from turbospark.loading.safetensors import Slot
 from turbospark.loading.source import Source
-from turbospark.loading.tables import forget_tables
+from turbospark.loading.tables import forget_tables, leave_tables
 from turbospark.nn.moe import expert_shares
 from turbospark.nn.ngram_table import table_shares
 from turbospark.protocols import CausalModel
@@ -100,7 +101,7 @@ def outline(source: Source, dequantize: bool = False) -> Outline:
     slots = read_checkpoint(folder)
     arrays = {name: mx.zeros(slot.shape, slot.dtype) for name, slot in slots.items()}
     file_bytes = sum(slot.nbytes for slot in slots.values())
-    return _outline(str(folder), folder / "config.json", arrays, file_bytes)
+    return _outline(str(folder), folder / "config.json", arrays, file_bytes, slots)
 
 
 def hub_outline(repo: str, revision: str | None) -> Outline:
@@ -114,11 +115,20 @@ def hub_outline(repo: str, revision: str | None) -> Outline:
     return _outline(repo, config_file, arrays, sum(array.nbytes for array in arrays.values()))
 
 
-def _outline(name: str, path: Path, arrays: Mapping[str, mx.array], file_bytes: int) -> Outline:
+def _outline(
+    name: str,
+    path: Path,
+    arrays: Mapping[str, mx.array],
+    file_bytes: int,
+    slots: Mapping[str, Slot] | None = None,
+) -> Outline:
     raw = configs.read_config(path.parent)
     config = configs.normalise(raw, path)
     model = build_model(folder_family(raw, path), config, path)
-    left = forget_tables(model, {key: array.nbytes for key, array in arrays.items()})
+    if slots is None:
+        left = forget_tables(model, {key: array.nbytes for key, array in arrays.items()})
+    else:  # tables whose files are here are held against the model as loading does
+        left = slots.keys() - leave_tables(model, slots).keys()
     read = {key: array for key, array in arrays.items() if key not in left}
     weights = sanitized(model, read, configs.quantization(config, path), path)
     left_bytes = sum(arrays[key].nbytes for key in left)

@@ -13,6 +13,7 @@ WidthOf = Callable[[str], int | None]
 """A module path of the checkpoint to its input width in the model, where it is known."""
 
 _PREFIXES = ("language_model.", "model.")
+_FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,8 @@ class _Parts:
             raise CheckpointError(
                 f"{path!r}: scales {scales.shape} and biases {biases.shape} differ in shape"
             )
+        if biases is not None and scales.dtype not in _FLOATS:
+            raise CheckpointError(f"{path + '.scales'!r} is {scales.dtype}: scales are floats")
         if biases is None and scales.dtype != mx.uint8:
             raise CheckpointError(f"{path + '.biases'!r} is missing")
         return _Parts(path, codes, scales, biases)

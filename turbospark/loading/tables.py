@@ -49,7 +49,8 @@ def leave_tables(model: nn.Module, slots: Mapping[str, Slot]) -> dict[str, Slot]
         The tensors that are to be read: all others.
 
     Raises:
-        CheckpointError: parts of a table are missing, or are not those of the model.
+        CheckpointError: parts of a table are missing or there twice, or are not those of the
+            model.
     """
     modules, rest = _tables(model), dict(slots)
     for path in modules:
@@ -115,7 +116,14 @@ def _numbered(path: str, slots: Mapping[str, Slot]) -> dict[int, dict[str, Slot]
     for name, slot in slots.items():
         match = _PART.search(name)
         assert match is not None
-        grouped.setdefault(int(match["part"] or 0), {})[match["kind"]] = slot
+        index, kind = int(match["part"] or 0), match["kind"]
+        arrays = grouped.setdefault(index, {})
+        if kind in arrays:
+            raise CheckpointError(
+                f"{slot.file}: {name!r} is part {index} of the table {path}, which "
+                f"{arrays[kind].file} holds under another name"
+            )
+        arrays[kind] = slot
     missing = sorted(set(range(max(grouped, default=0) + 1)) - grouped.keys())
     if missing and grouped:
         files = sorted({str(slot.file) for slot in slots.values()})
@@ -153,6 +161,9 @@ def _part(path: str, arrays: dict[str, Slot], width: int) -> TablePart:
         raise CheckpointError(
             f"{faults}: codes {weight.shape} and scales {scales} are no rows of {width} numbers"
         )
+    for kind in ("scales", "biases"):
+        if arrays[kind].dtype not in _FLOATS:
+            raise CheckpointError(f"{faults} has {kind} of {arrays[kind].dtype}, not floats")
     return TablePart(arrays, bits, group_size)
 
 
