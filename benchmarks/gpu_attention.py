@@ -11,20 +11,19 @@ and against attention alone. It stops when its seconds are spent.
 """
 
 import argparse
-import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from unittest import mock
 
 import mlx.core as mx
+from gpu_timing import Bench as Timed
+from gpu_timing import Call, Chain, difference, medians
 
 from turbospark.kernels.gpu import attention_geometry
 from turbospark.kernels.gpu.attention_decode import attention_step, lengths_of
 from turbospark.kernels.gpu.attention_geometry import Chunks
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit, head_norm_rope
-from turbospark.kernels.gpu.kernel import GpuTarget, current_target
 from turbospark.kernels.gpu.rms_norm import rms_norm
 from turbospark.kernels.gpu.rotated_attention import HeadInputs, RotatedLayer, rotated_attention
 from turbospark.kernels.kv_rows import RowBlock, StepRows
@@ -33,7 +32,7 @@ from turbospark.kernels.target import AttentionLayer, HeadGeometry
 from turbospark.kernels.weights import Norm
 
 DTYPE = mx.bfloat16
-CALLS, CHAINS, ROUNDS = 24, 2, 5
+CALLS, GRAPHS = 24, 2
 ROTATED_BYTES = 160 << 20
 TAIL = 128
 MAIN = [(128, 32, 8), (64, 32, 8), (256, 16, 4), (512, 16, 2), (128, 64, 8), (64, 16, 2)]
@@ -44,60 +43,16 @@ JOINED = [(128, 32, 8), (256, 16, 4), (64, 32, 8), (512, 16, 2), (512, 16, 1)]
 GATED = (256, 16, 4)  # as qwen3_5 has it
 
 Link = Sequence[mx.array]
-Call = Callable[[Link, int], Link]
-"""(arrays of the call before, number of the call) -> arrays."""
 
 
-class Chain:
-    """CALLS dependent calls, in one compiled graph or each on its own."""
-
-    def __init__(self, call: Call, start: Link, *, is_compiled: bool = True) -> None:
-        def run(*link: mx.array) -> Link:
-            for number in range(CALLS):
-                link = call(link, number)
-            return link
-
-        self._run = mx.compile(run) if is_compiled else run
-        self._start = start
-        mx.eval(self._run(*start))
-
-    def microseconds(self) -> float:
-        """Of one call."""
-        link = self._start
-        mx.synchronize()
-        begin = time.perf_counter()
-        for _ in range(CHAINS):
-            link = self._run(*link)
-            mx.async_eval(*link)
-        mx.eval(*link)
-        return (time.perf_counter() - begin) / (CALLS * CHAINS) * 1e6
+def chained(*calls: Call, start: Link, is_compiled: bool = True) -> list[float]:
+    """Microseconds of each contender's call."""
+    chains = [Chain(call, start, CALLS, GRAPHS, is_compiled=is_compiled) for call in calls]
+    return [times.us for times in medians(chains)]
 
 
-def medians(chains: Sequence[Chain]) -> list[float]:
-    rounds = [[chain.microseconds() for chain in chains] for _ in range(ROUNDS)]
-    return [statistics.median(column) for column in zip(*rounds, strict=True)]
-
-
-def copy_tb_s() -> float:
-    """Bytes read and written by a copy, in terabytes a second."""
-    x = mx.zeros((256 << 20,), DTYPE)
-    # Compiled, the additions of a chain would become one.
-    chain = Chain(lambda link, _: [link[0] + 1], [x], is_compiled=False)
-    return 2 * x.nbytes / min(chain.microseconds() for _ in range(5)) / 1e6
-
-
-class Bench:
-    """Prints a table; stops when its seconds are spent."""
-
-    def __init__(self, seconds: float, target: GpuTarget) -> None:
-        self.target = target
-        self._end = time.perf_counter() + seconds
-        self.copy = copy_tb_s()
-        print(f"copy {self.copy:.2f} TB/s", flush=True)
-
-    @property
-    def is_spent(self) -> bool:
-        return time.perf_counter() > self._end
+class Bench(Timed):
+    """Prints a table."""
 
     def attention(self, shape: tuple[int, int, int], length: int, rows: int, cut: str = "") -> None:
         """One line: attention of `rows` queries over `length` rows."""
@@ -119,8 +74,9 @@ class Bench:
             return [mx.fast.scaled_dot_product_attention(link[0], k, v, scale=scale, mask=mask)]
 
         one, other = ours([q], 0)[0], theirs([swapped], 0)[0][0].swapaxes(0, 1)
-        chains = [Chain(ours, [q])] + ([] if cut else [Chain(theirs, [swapped])])
-        us, *rest = medians(chains)
+        chains = [Chain(ours, [q], CALLS, GRAPHS)]
+        chains += [] if cut else [Chain(theirs, [swapped], CALLS, GRAPHS)]
+        us, *rest = (times.us for times in medians(chains))
         nbytes = 4 * Hkv * D * length
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}  {cut}"
         self.line(what, us, rest[0] if rest else None, nbytes, difference(one, other))
@@ -161,7 +117,7 @@ class Bench:
 
         start = [q, caches[0].tail.k, caches[0].tail.v]
         error = difference(whole(start, 0)[0], apart(start, 0)[0])
-        us, apart_us, alone_us = medians([Chain(call, start) for call in (whole, apart, alone)])
+        us, apart_us, alone_us = chained(whole, apart, alone, start=start)
         nbytes = 4 * Hkv * D * length
         shares = [nbytes / time / 1e6 / self.copy * 100 for time in (us, alone_us)]
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}"
@@ -173,18 +129,11 @@ class Bench:
         )
 
     def line(self, what: str, us: float, mlx_us: float | None, nbytes: int, error: float) -> None:
-        tb_s = nbytes / us / 1e6
         ratio = "" if mlx_us is None else f"  MLX {mlx_us:7.1f} us {mlx_us / us:5.2f}x"
         print(
-            f"{what:58s} {us:7.1f} us {tb_s:5.2f} TB/s {tb_s / self.copy * 100:4.0f} %{ratio}"
-            f"  error {error:.1e}",
+            f"{what:58s} {us:7.1f} us {self.bandwidth(nbytes, us)}{ratio}  error {error:.1e}",
             flush=True,
         )
-
-
-def difference(ours: mx.array, theirs: mx.array) -> float:
-    a, b = ours.astype(mx.float32), theirs.astype(mx.float32)
-    return (mx.abs(a - b).max() / mx.abs(b).max()).item()
 
 
 def step_rows(Hkv: int, D: int, length: int, rows: int) -> list[StepRows]:
@@ -297,13 +246,12 @@ def norm_figures(bench: Bench) -> Iterator[None]:
             x = mx.random.normal((rows, C)).astype(DTYPE)
             mx.eval(x, weight)
             for is_compiled in (True, False):
-                chains = [
-                    Chain(lambda link, _, n=norm: [rms_norm(link[0], n, target=bench.target)],
-                          [x], is_compiled=is_compiled),
-                    Chain(lambda link, _, w=weight: [mx.fast.rms_norm(link[0], w, 1e-6)],
-                          [x], is_compiled=is_compiled),
-                ]  # fmt: skip
-                us, mlx_us = medians(chains)
+                us, mlx_us = chained(
+                    lambda link, _, n=norm: [rms_norm(link[0], n, target=bench.target)],
+                    lambda link, _, w=weight: [mx.fast.rms_norm(link[0], w, 1e-6)],
+                    start=[x],
+                    is_compiled=is_compiled,
+                )
                 error = difference(
                     rms_norm(x, norm, target=bench.target), mx.fast.rms_norm(x, weight, 1e-6)
                 )
@@ -318,8 +266,7 @@ def norm_figures(bench: Bench) -> Iterator[None]:
         def theirs(link: Link, _: int, w: mx.array = weight, r: mx.array = r) -> Link:
             return [r + mx.fast.rms_norm(link[0], w, 1e-6)]
 
-        chains = [Chain(ours, [x]), Chain(theirs, [x])]
-        us, mlx_us = medians(chains)
+        us, mlx_us = chained(ours, theirs, start=[x])
         error = difference(ours([x], 0)[0], theirs([x], 0)[0])
         yield bench.line(f"rms_norm 1 x {C} + residual", us, mlx_us, 4 * x.nbytes, error)
 
@@ -365,9 +312,7 @@ def head_figures(bench: Bench) -> Iterator[None]:
             start = [q, tail, tail + 0]
             error = difference(ours(start, 0)[1][:, :105], theirs(start, 0)[1][:, :105])
             for is_compiled in (True, False):
-                chains = [Chain(c, start, is_compiled=is_compiled)
-                          for c in (ours, theirs)]  # fmt: skip
-                us, mlx_us = medians(chains)
+                us, mlx_us = chained(ours, theirs, start=start, is_compiled=is_compiled)
                 mode = "compiled" if is_compiled else "eager"
                 what = f"heads of {D}, {Hq}:{Hkv}, M {rows}, {mode}"
                 yield bench.line(what, us, mlx_us, 4 * tail.nbytes, error)
@@ -391,14 +336,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=85.0)
     parser.add_argument("--only", default=",".join(SUITES), help="suites, comma separated")
     arguments = parser.parse_args()
-    target = current_target()
-    if target is None:
-        sys.exit("gpu_attention.py needs a GPU, but MLX computes on the CPU here")
-    print(f"{target.name}, MLX {mx.__version__}, {DTYPE}", flush=True)
-    bench = Bench(arguments.seconds, target)
+    bench = Bench(arguments.seconds)
     for name in arguments.only.split(","):
         for _ in SUITES[name](bench):
-            if bench.is_spent:
+            if bench.is_over:
                 sys.exit(f"out of time in {name}")
 
 

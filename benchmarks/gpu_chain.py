@@ -10,14 +10,13 @@ figure is the median of rounds in which the contenders take turns.
 """
 
 import argparse
-import statistics
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
-from gpu_products import CALLS, DTYPE, Call, Chain, linked, weight_copies
+from gpu_products import CALLS, DTYPE, linked, weight_copies
+from gpu_timing import Bench, Busy, Call, Chain, Times, medians
 
 from turbospark.kernels.gpu.int4_chain import (
     COUNTERS,
@@ -29,42 +28,12 @@ from turbospark.kernels.gpu.int4_chain import (
 )
 from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_product import Int4Product
-from turbospark.kernels.gpu.kernel import CUDA, GpuTarget, current_target
+from turbospark.kernels.gpu.kernel import CUDA, GpuTarget
 from turbospark.kernels.weights import Norm, QuantizedWeight
 
 SIZES = {"8b": (4096, 4096, 14336), "4b": (4096, 2560, 9216), "1b": (2048, 2048, 8192)}
 """K, C and I of llama-8B, qwen3_5-4B and llama-1B."""
-CHAINS, ROUNDS = 3, 5
-
-
-class Busy:
-    """Work that keeps the GPU busy for some 15 ms."""
-
-    def __init__(self) -> None:
-        self._x = mx.random.normal((8192, 8192)).astype(DTYPE)
-        mx.eval(self._x)
-
-    def start(self) -> mx.array:
-        y = self._x
-        for _ in range(10):
-            y = (y @ self._x) * 1e-2
-        mx.async_eval(y)
-        return y
-
-
-def times(link: mx.array, run: Call, busy: Busy) -> tuple[float, float]:
-    """Seconds of one call on the GPU and on the host, of a compiled chain of CALLS calls."""
-    work = busy.start()
-    begin = time.perf_counter()
-    for number in range(CHAINS):
-        link = run(link, number)
-        mx.async_eval(link)
-    submitted = time.perf_counter() - begin
-    mx.eval(work)
-    begin = time.perf_counter()
-    mx.eval(link)
-    calls = CALLS * CHAINS
-    return (time.perf_counter() - begin) / calls, submitted / calls
+GRAPHS = 3
 
 
 class Layer:
@@ -127,48 +96,35 @@ class Layer:
                     yield cut
 
 
-def compare(layer: Layer, busy: Busy, end: float, *, swept: bool) -> None:
+def compare(layer: Layer, bench: Bench, busy: Busy, *, swept: bool) -> None:
     """One table: three launches, and the chain in each geometry."""
     K, C, _ = layer.sizes
     start = mx.zeros((layer.rows, K), DTYPE)
-    alone, three = Chain(layer.projection(), start), Chain(layer.in_three, layer.h)
+    alone = Chain(layer.projection(), start, CALLS, GRAPHS)
+    three = Chain(layer.in_three, layer.h, CALLS, GRAPHS)
     wanted = layer.in_three(layer.h, 0)
     print(f"\nK {K} C {C} I {layer.sizes[2]}, {layer.rows} rows, {layer.nbytes / 1e6:.0f} MB")
     for index, cut in enumerate(layer.cuts(swept=swept)):
-        if time.perf_counter() > end:
+        if bench.is_over:
             return
         begin = time.perf_counter()
         try:
             found = layer.in_one(cut)(layer.h, 0)
             same = bool(mx.array_equal(found, wanted).item())
-            one = Chain(layer.in_one(cut), layer.h)
+            one = Chain(layer.in_one(cut), layer.h, CALLS, GRAPHS)
         except (RuntimeError, ValueError) as problem:
             print(f"  {short(cut)}: {problem}", flush=True)
             continue
         built_s = time.perf_counter() - begin
-        own, in_three, in_one = medians([(alone, start), (three, layer.h), (one, layer.h)], busy)
+        own, in_three, in_one = medians([alone, three, one], busy)
         if index == 0:
             show(layer, "three launches", in_three, own, "")
         note = f"{'same' if same else 'OTHER'} bits, built in {built_s:.1f} s"
         show(layer, short(cut), in_one, own, note)
 
 
-def medians(contenders: Sequence[tuple[Chain, mx.array]], busy: Busy) -> list[tuple[float, float]]:
-    rounds = [
-        [times(start, lambda link, _, chain=chain: chain.run(link), busy)
-         for chain, start in contenders]
-        for _ in range(ROUNDS)
-    ]  # fmt: skip
-    return [
-        (statistics.median(s for s, _ in column), statistics.median(h for _, h in column))
-        for column in zip(*rounds, strict=True)
-    ]
-
-
-def show(
-    layer: Layer, what: str, found: tuple[float, float], own: tuple[float, float], note: str
-) -> None:
-    us, host_us = (1e6 * (a - b) for a, b in zip(found, own, strict=True))
+def show(layer: Layer, what: str, found: Times, own: Times, note: str) -> None:
+    us, host_us = (a - b for a, b in zip(found, own, strict=True))
     print(
         f"  {what:44s} {us:7.2f} us {layer.nbytes / us / 1e6:5.2f} TB/s  host {host_us:6.2f} us  "
         f"{note}",
@@ -190,15 +146,12 @@ def main() -> None:
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--sweep", action="store_true", help="several geometries of the chain")
     arguments = parser.parse_args()
-    target = current_target()
-    if target is None or target.name != CUDA.name:
-        sys.exit("gpu_chain.py needs an NVIDIA GPU")
-    end, busy = time.perf_counter() + arguments.seconds, Busy()
+    bench, busy = Bench(arguments.seconds, CUDA.name), Busy()
     for rows in map(int, arguments.rows.split(",")):
         for name in arguments.sizes.split(","):
-            if time.perf_counter() < end:
-                layer = Layer(target, SIZES[name], rows)
-                compare(layer, busy, end, swept=arguments.sweep)
+            if not bench.is_over:
+                layer = Layer(bench.target, SIZES[name], rows)
+                compare(layer, bench, busy, swept=arguments.sweep)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Layers of routed experts for gpu_mixers.py: whole, launch by launch, and as mlx-lm runs them."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 from gpu_models import Pair, build_pair
 from gpu_shapes import SHAPES, shrunk
+from gpu_timing import Bench, Busy, Call, Chain, medians
 
 from turbospark.kernels.gpu import experts_mix, experts_unit
 from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
@@ -27,7 +27,6 @@ CUTS = ((1, 4), (1, 8), (2, 4), (2, 8))
 
 Step = Callable[[mx.array], mx.array]
 """h [M, C] -> [M, C]."""
-Call = Callable[[mx.array, int], mx.array]
 
 
 @dataclass(frozen=True)
@@ -108,54 +107,18 @@ def _nbytes(w: Weight) -> int:
     return w.nbytes
 
 
-class Timer:
-    """Times of chains of dependent calls.
-
-    What the host does for a launch takes longer than most of these kernels, so that a plain chain
-    tells of the host. Behind a product that keeps the GPU busy meanwhile it tells of the GPU.
-    """
-
-    def __init__(self) -> None:
-        self._load = mx.random.normal((8192, 8192)).astype(mx.bfloat16)
-        mx.eval(self._load)
-
-    def pair(self, call: Call, start: mx.array, calls: int = CALLS) -> tuple[float, float]:
-        """Microseconds of a call: all in all, and of the GPU alone."""
-        plain = self._chain(call, calls, 0)
-        busy, idle = self._chain(call, calls, 8), self._chain(call, 0, 8)
-        for run in (plain, busy, idle):
-            self._seconds(run, start)
-        rounds = [[self._seconds(run, start) for run in (plain, busy, idle)] for _ in range(5)]
-        whole, loaded, load = (sorted(column)[2] for column in zip(*rounds, strict=True))
-        return 1e6 * whole / calls, 1e6 * (loaded - load) / calls
-
-    def _chain(self, call: Call, calls: int, products: int) -> Step:
-        def run(start: mx.array, load: mx.array) -> mx.array:
-            x = load
-            for _ in range(products):
-                x = (x @ load) * 0.01
-            link = mx.depends(start, [x]) if products else start
-            for number in range(calls):
-                link = call(link, number)
-            return link
-
-        compiled = mx.compile(run)
-        return lambda start: compiled(start, self._load)
-
-    @staticmethod
-    def _seconds(run: Step, start: mx.array) -> float:
-        mx.synchronize()
-        begin = time.perf_counter()
-        mx.eval(run(start))
-        return time.perf_counter() - begin
+def pair(call: Call, start: mx.array, busy: Busy, calls: int = CALLS) -> tuple[float, float]:
+    """Microseconds of a call: all in all, and of the GPU alone."""
+    chain = Chain(call, start, calls)
+    return medians([chain])[0].us, medians([chain], busy)[0].us
 
 
-def blocks(target: GpuTarget, is_over: Callable[[], bool], rows: Sequence[int]) -> None:
+def blocks(bench: Bench, rows: Sequence[int]) -> None:
     """Layers whole, in more launches, and as mlx-lm runs them."""
-    timer = Timer()
+    busy = Busy()
     print("us of a layer, all in all / of the GPU alone", flush=True)
     for name in NAMES:
-        if is_over():
+        if bench.is_over:
             return
         layers = build_layers(name)
         C = layers[0].block.router.shape[1]
@@ -165,7 +128,7 @@ def blocks(target: GpuTarget, is_over: Callable[[], bool], rows: Sequence[int]) 
             told, wholes = [], []
             for form in ("whole", "apart", "theirs"):
                 calls = 6 if form == "theirs" else CALLS
-                whole, alone = timer.pair(partial(_turn, layers, form), h, calls)
+                whole, alone = pair(partial(_turn, layers, form), h, busy, calls)
                 told.append(f"{form} {whole:7.1f} / {alone:6.1f}")
                 wholes.append(whole)
             error = _difference(layers[0], h)
@@ -174,7 +137,7 @@ def blocks(target: GpuTarget, is_over: Callable[[], bool], rows: Sequence[int]) 
                 f"{name:18s} {M} rows: {', '.join(told)}; {times}, differ {error:.1e}", flush=True
             )
             if M == 1:
-                _parts(timer, target, name, layers, h)
+                _parts(bench.target, busy, layers, h)
 
 
 def _turn(layers: Sequence[Layer], form: str, link: mx.array, number: int) -> mx.array:
@@ -186,9 +149,7 @@ def _difference(layer: Layer, h: mx.array) -> float:
     return (mx.abs(ours - theirs).max() / mx.abs(theirs).max()).item()
 
 
-def _parts(
-    timer: Timer, target: GpuTarget, name: str, layers: Sequence[Layer], h: mx.array
-) -> None:
+def _parts(target: GpuTarget, busy: Busy, layers: Sequence[Layer], h: mx.array) -> None:
     """Each launch of a row alone."""
     made = [_launches(layer.block, target, h) for layer in layers]
     sizes = token_bytes(layers[0].block)
@@ -198,7 +159,7 @@ def _parts(
             given = mx.depends(h, [link])
             return made[number % len(made)][index](given)
 
-        whole, alone = timer.pair(call, mx.zeros((1,)))
+        whole, alone = pair(call, mx.zeros((1,)), busy)
         speed = nbytes / max(alone, 0.1) / 1e6
         print(f"  {part:8s} {whole:7.1f} / {alone:6.1f} us, {speed:5.2f} TB/s", flush=True)
 
@@ -227,21 +188,21 @@ def _launches(block: ExpertBlock, target: GpuTarget, h: mx.array) -> tuple[Step,
     return score, up, down
 
 
-def cuts(target: GpuTarget, is_over: Callable[[], bool]) -> None:
+def cuts(bench: Bench) -> None:
     """Geometries of the two large launches, GPU time alone."""
-    timer = Timer()
+    busy = Busy()
     for name in NAMES:
         layers = build_layers(name)
         for M in (1, 8):
             h = mx.random.normal((M, layers[0].block.router.shape[1])).astype(mx.bfloat16)
-            for line in _cut_lines(timer, target, layers, h):
-                if is_over():
+            for line in _cut_lines(bench.target, busy, layers, h):
+                if bench.is_over:
                     return
                 print(f"{name:18s} {M} rows {line}", flush=True)
 
 
 def _cut_lines(
-    timer: Timer, target: GpuTarget, layers: Sequence[Layer], h: mx.array
+    target: GpuTarget, busy: Busy, layers: Sequence[Layer], h: mx.array
 ) -> Iterator[str]:
     made = [_launches(layer.block, target, h) for layer in layers]
     for which in ("up_geometry", "down_geometry"):
@@ -255,7 +216,7 @@ def _cut_lines(
                 def call(link: mx.array, number: int, index: int = index) -> mx.array:
                     return made[number % len(made)][index](mx.depends(h, [link]))
 
-                _, alone = timer.pair(call, mx.zeros((1,)))
+                _, alone = pair(call, mx.zeros((1,)), busy)
             finally:
                 setattr(experts_mix, which, chosen)
             yield f"{which.removesuffix('_geometry'):4s} {rows} x {simdgroups}: {alone:6.1f} us"

@@ -10,15 +10,14 @@ same run. It stops when its seconds are spent.
 """
 
 import argparse
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import gpu_experts
 import mlx.core as mx
+from gpu_timing import ROUNDS, Call, Chain, medians
+from gpu_timing import Bench as Timed
 
 from turbospark.kernels.delta_net import (
     DeltaRows,
@@ -37,70 +36,30 @@ from turbospark.kernels.experts import (
 from turbospark.kernels.gpu.delta_net import delta_net
 from turbospark.kernels.gpu.delta_scan import ScanGeometry, delta_scan, scan_geometry
 from turbospark.kernels.gpu.experts_wide import dense_experts, mix_sorted
-from turbospark.kernels.gpu.kernel import GpuTarget, current_target
+from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.target import DeltaGeometry, DeltaInputs, DeltaState
 from turbospark.kernels.weights import DeltaWeights, ExpertWeights, Norm, QuantizedWeight
 
 DTYPE = mx.bfloat16
-CALLS, ROUNDS = 40, 5
+CALLS = 40
 DELTA = {"4B, 35B-A3B": (16, 32), "27B": (16, 48)}
 HEAD_DIM = 128
 ROWS, BLOCK_ROWS, LONG, SORTED = (1, 2, 4, 8), (1, 4, 8), (512, 2048), (64, 512, 2048)
 EXPERTS = {"35B-A3B": (256, 8, 512, 2048), "26B-A4B": (128, 8, 704, 2816)}  # E, k, I, C
 
-Call = Callable[[mx.array, int], mx.array]
-"""(what to wait for, number of the call) -> the next thing to wait for."""
+
+def chain(call: Call, start: mx.array, calls: int = CALLS, *, is_compiled: bool = True) -> Chain:
+    return Chain(call, start, calls, is_compiled=is_compiled)
 
 
-def chain(
-    call: Call, start: mx.array, calls: int = CALLS, *, is_compiled: bool = True
-) -> Callable[[], float]:
-    """Dependent calls in one graph, compiled or not; gives the seconds of one of them."""
-
-    def run(link: mx.array) -> mx.array:
-        for number in range(calls):
-            link = call(link, number)
-        return link
-
-    compiled = mx.compile(run) if is_compiled else run
-    mx.eval(compiled(start))
-
-    def seconds() -> float:
-        mx.synchronize()
-        begin = time.perf_counter()
-        mx.eval(compiled(start))
-        return (time.perf_counter() - begin) / calls
-
-    return seconds
+def turns(chains: Sequence[Chain], rounds: int = ROUNDS) -> list[float]:
+    """Microseconds of each."""
+    return [times.us for times in medians(chains, rounds=rounds)]
 
 
-def medians(chains: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[float]:
-    """Microseconds of each, in turns."""
-    taken = [[seconds() for seconds in chains] for _ in range(rounds)]
-    return [1e6 * statistics.median(column) for column in zip(*taken, strict=True)]
-
-
-class Bench:
-    def __init__(self, target: GpuTarget, seconds: float) -> None:
-        self.target, self._end = target, time.perf_counter() + seconds
-        x = mx.zeros((256 << 20,), mx.float32)
-        mx.eval(x)
-        times: list[float] = []
-        for _ in range(6):
-            mx.synchronize()
-            begin = time.perf_counter()
-            mx.eval(x + 1.0)
-            times.append(time.perf_counter() - begin)
-        self._copy = 2 * x.nbytes / min(times)
-        print(f"{target.name}, MLX {mx.__version__}, copy {self._copy / 1e12:.2f} TB/s", flush=True)
-
-    def is_over(self) -> bool:
-        return time.perf_counter() > self._end
-
+class Bench(Timed):
     def show(self, what: str, us: float, nbytes: int = 0, mlx_us: float = 0.0) -> None:
-        speed = nbytes / us / 1e6
-        percent = 1e14 * speed / self._copy
-        bandwidth = f"{speed:5.2f} TB/s {percent:3.0f} %" if nbytes else ""
+        bandwidth = self.bandwidth(nbytes, us) if nbytes else ""
         theirs = f"MLX {mlx_us:9.1f} us  {mlx_us / us:6.1f}x" if mlx_us else ""
         print(f"{what:56s} {us:9.2f} us  {bandwidth:18s} {theirs}", flush=True)
 
@@ -110,7 +69,7 @@ class Bench:
             heads = DeltaGeometry(Hk, Hv, HEAD_DIM, HEAD_DIM, 4)
             weights, states = delta_weights(heads), delta_states(heads, CALLS)
             for T in ROWS:
-                if self.is_over():
+                if self.is_over:
                     return
                 inputs = delta_inputs(heads, T)
                 for record in (False, True) if T in (1, 4) else (False,):
@@ -119,7 +78,7 @@ class Bench:
                     theirs = chain(
                         partial(mlx_delta, inputs, states, heads, weights), inputs.z, calls
                     )
-                    us, mlx_us = medians([ours, theirs])
+                    us, mlx_us = turns([ours, theirs])
                     form = " recorded" * record
                     nbytes = 2 * states[0][1].nbytes
                     self.show(f"delta_net {name}, {T} rows{form}", us, nbytes, mlx_us)
@@ -173,16 +132,16 @@ class Bench:
             mlx_call = partial(mlx_delta, inputs, [state], heads, weights)
             theirs = chain(mlx_call, inputs.z, 1, is_compiled=False)
             ours, chunks = chain(whole, inputs.z, 4), chain(chunked, inputs.z, 2)
-            us, chunks_us = medians([ours, chunks], 3)
-            (mlx_us,) = medians([theirs], 1)
+            us, chunks_us = turns([ours, chunks], 3)
+            (mlx_us,) = turns([theirs], 1)
             self.show(f"delta_net, {T} rows, three launches", us, 0, mlx_us)
             self.show(f"delta_net, {T} rows, chunks in MLX operations", chunks_us, 0, mlx_us)
             for cut in cuts:
-                if self.is_over():
+                if self.is_over:
                     return
                 name = f"  scan held {cut.held} simdgroups {cut.simdgroups} block {cut.block}"
                 call = partial(self._scan_call, q, given, state[1], cut)
-                (us,) = medians([chain(call, mx.zeros((1,)), 4)], 3)
+                (us,) = turns([chain(call, mx.zeros((1,)), 4)], 3)
                 mark = " (default)" * (cut == scan_geometry(self.target.name, heads))
                 self.show(name + mark, us)
 
@@ -214,18 +173,18 @@ class Bench:
 
     def blocks(self) -> None:
         """Layers of experts of published shapes, and their launches."""
-        gpu_experts.blocks(self.target, self.is_over, BLOCK_ROWS)
+        gpu_experts.blocks(self, BLOCK_ROWS)
 
     def cuts(self) -> None:
         """Geometries of the launches of experts."""
-        gpu_experts.cuts(self.target, self.is_over)
+        gpu_experts.cuts(self)
 
     def sorted(self) -> None:
         """Many rows: as they come, sorted by expert, sorted with dense matrices."""
         for name, (E, k, inner, C) in EXPERTS.items():
             experts = expert_weights(E, k, inner, C)
             for T in SORTED:
-                if self.is_over():
+                if self.is_over:
                     return
                 y = mx.random.normal((T, C)).astype(DTYPE)
                 ids, weights = route_reference(mx.random.normal((T, E)), k)
@@ -246,7 +205,7 @@ class Bench:
                     ) -> mx.array:
                         return mix(link, ids, weights)
 
-                    (us,) = medians([chain(call, y, 2)], 3)
+                    (us,) = turns([chain(call, y, 2)], 3)
                     self.show(f"experts {name}, {T} rows {form}", us)
 
 
@@ -348,10 +307,7 @@ def main() -> None:
     parser.add_argument("--only", default="scan,delta,blocks,sorted", help="comma separated")
     parser.add_argument("--seconds", type=float, default=80.0)
     arguments = parser.parse_args()
-    target = current_target()
-    if target is None:
-        sys.exit("gpu_mixers.py needs a GPU, but MLX computes on the CPU here")
-    bench = Bench(target, arguments.seconds)
+    bench = Bench(arguments.seconds)
     for part in arguments.only.split(","):
         {
             "delta": bench.delta,
@@ -360,7 +316,7 @@ def main() -> None:
             "cuts": bench.cuts,
             "sorted": bench.sorted,
         }[part]()
-    if bench.is_over():
+    if bench.is_over:
         print("stopped: out of seconds", flush=True)
 
 

@@ -10,31 +10,27 @@ same run. `host` is what submitting a call costs. It stops when its seconds are 
 
 import argparse
 import json
-import statistics
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
+from gpu_timing import Bench as Timed
+from gpu_timing import Call, Chain, Times, difference, medians
 
 from turbospark.kernels.gpu import int4_mma
 from turbospark.kernels.gpu.int4_gemv import vector_product
 from turbospark.kernels.gpu.int4_geometry import VectorGeometry, vector_geometry
 from turbospark.kernels.gpu.int4_mma import Geometry, choose_geometry
 from turbospark.kernels.gpu.int4_product import Int4Product
-from turbospark.kernels.gpu.kernel import CUDA, GpuTarget, current_target
+from turbospark.kernels.gpu.kernel import CUDA, GpuTarget
 from turbospark.kernels.weights import Norm, QuantizedWeight
 
 DTYPE = mx.bfloat16
-CALLS, CHAINS, ROUNDS = 40, 4, 5
+CALLS, GRAPHS = 40, 4
 ROTATED_BYTES = 320 << 20
 SWEPT = [(28672, 4096), (4096, 4096), (4096, 14336)]
 SHAPES = [(6144, 4096), (128256, 4096), (2048, 2048), (16384, 2048), (9216, 2560), (2560, 9216)]
-
-Call = Callable[[mx.array, int], mx.array]
-"""(what to wait for, number of the call) -> result."""
 
 
 @dataclass
@@ -48,42 +44,6 @@ class Figure:
     percent: float
     mlx_us: float
     error: float
-
-
-class Chain:
-    """CALLS dependent calls in one compiled graph."""
-
-    def __init__(self, call: Call, start: mx.array) -> None:
-        def run(link: mx.array) -> mx.array:
-            for number in range(CALLS):
-                link = call(link, number)
-            return link
-
-        self.run, self._start = mx.compile(run), start
-        begin = time.perf_counter()
-        mx.eval(self.run(start))
-        self.first_s = time.perf_counter() - begin
-
-    def seconds(self) -> tuple[float, float]:
-        """Of one call on the GPU and on the host."""
-        link = self._start
-        mx.synchronize()
-        begin = time.perf_counter()
-        for _ in range(CHAINS):
-            link = self.run(link)
-            mx.async_eval(link)
-        submitted = time.perf_counter()
-        mx.eval(link)
-        calls = CALLS * CHAINS
-        return (time.perf_counter() - begin) / calls, (submitted - begin) / calls
-
-
-def medians(chains: Sequence[Chain]) -> list[tuple[float, float]]:
-    rounds = [[chain.seconds() for chain in chains] for _ in range(ROUNDS)]
-    return [
-        (statistics.median(s for s, _ in column), statistics.median(h for _, h in column))
-        for column in zip(*rounds, strict=True)
-    ]
 
 
 def weight_copies(shapes: Sequence[tuple[int, int]], least: int = 1) -> list[list[QuantizedWeight]]:
@@ -142,26 +102,10 @@ def vector_candidates(
             yield cut
 
 
-class Bench:
-    def __init__(self, target: GpuTarget, seconds: float, as_json: bool) -> None:
-        self.target, self._as_json = target, as_json
-        self._end = time.perf_counter() + seconds
-        self._copy = 0.0
-
-    def is_over(self) -> bool:
-        return time.perf_counter() > self._end
-
-    def measure_copy(self) -> None:
-        x = mx.zeros((256 << 20,), mx.float32)
-        mx.eval(x)
-        times: list[float] = []
-        for _ in range(8):
-            mx.synchronize()
-            begin = time.perf_counter()
-            mx.eval(x + 1.0)
-            times.append(time.perf_counter() - begin)
-        self._copy = 2 * x.nbytes / min(times)
-        print(f"copy {self._copy / 1e12:.2f} TB/s", flush=True)
+class Bench(Timed):
+    def __init__(self, seconds: float, as_json: bool) -> None:
+        super().__init__(seconds)
+        self._as_json = as_json
 
     def show(self, figure: Figure, chain: Chain) -> None:
         if self._as_json:
@@ -175,11 +119,9 @@ class Bench:
             flush=True,
         )
 
-    def figure(self, what: str, nbytes: int, ours: tuple[float, float], error: float) -> Figure:
-        us, host_us = (1e6 * value for value in ours)
-        return Figure(
-            what, us, host_us, nbytes / us / 1e6, 1e8 * nbytes / us / self._copy, 0.0, error
-        )
+    def figure(self, what: str, nbytes: int, ours: Times, error: float) -> Figure:
+        tb_s = nbytes / ours.us / 1e6
+        return Figure(what, *ours, tb_s, 100 * tb_s / self.copy, 0.0, error)
 
     def launches(self, products: Sequence[Int4Product], x: mx.array, cut: object) -> Call:
         """One kernel over all copies of a weight."""
@@ -206,10 +148,10 @@ class Bench:
             if tensor
             else vector_candidates(self.target, first, rows)
         )
-        theirs = Chain(mlx_call([w for (w,) in copies], x), x[:1, :1])
-        glue = Chain(lambda link, _: link + 1e-6 * x[:1, :1], x[:1, :1])
+        theirs = Chain(mlx_call([w for (w,) in copies], x), x[:1, :1], CALLS, GRAPHS)
+        glue = Chain(lambda link, _: link + 1e-6 * x[:1, :1], x[:1, :1], CALLS, GRAPHS)
         for index, cut in enumerate(cuts if swept else cuts[:1]):
-            if self.is_over():
+            if self.is_over:
                 return
             self._one(shape, rows, cut, products, x, (theirs, glue) if index == 0 else ())
 
@@ -225,15 +167,16 @@ class Bench:
         name = f"{shape[0]}x{shape[1]} M={rows} {short(cut)}"
         try:
             call = self.launches(products, x, cut)
-            error = difference(call(mx.zeros((1,)), 0), products[0], x)
-            chain = Chain(call, mx.zeros((rows, shape[0]), DTYPE))
+            wanted = products[0].reference(x, None)[0]
+            error = difference(call(mx.zeros((1,)), 0), wanted)
+            chain = Chain(call, mx.zeros((rows, shape[0]), DTYPE), CALLS, GRAPHS)
             ours, *rest = medians([chain, *others])
         except (RuntimeError, ValueError) as problem:
             print(f"{name}: {problem}", flush=True)
             return
         figure = self.figure(name, products[0].nbytes, ours, error)
         if rest:
-            figure.mlx_us = 1e6 * (rest[0][0] - rest[1][0])
+            figure.mlx_us = rest[0].us - rest[1].us
         self.show(figure, chain)
 
     def layer(self, rows: int, tensor: bool) -> None:
@@ -256,7 +199,7 @@ class Bench:
             inner = launch(pair, h, None)[0]
             return launch(Int4Product((down,), (None,), residual=True), inner, h)[0]
 
-        chain = Chain(call, mx.random.normal((rows, 4096)).astype(DTYPE))
+        chain = Chain(call, mx.random.normal((rows, 4096)).astype(DTYPE), CALLS, GRAPHS)
         (ours,) = medians([chain])
         nbytes = sum(w.nbytes for w in copies[0])
         self.show(self.figure(f"layer of llama-8B, M={rows}, 4 launches", nbytes, ours, 0.0), chain)
@@ -265,7 +208,7 @@ class Bench:
         """From how many rows a dense product with the dequantized weight is faster."""
         copies = [w for (w,) in weight_copies([shape])]
         for rows in (16, 32, 64, 128, 256, 512, 2048):
-            if self.is_over():
+            if self.is_over:
                 return
             x = mx.random.normal((rows, shape[1])).astype(DTYPE)
 
@@ -274,12 +217,11 @@ class Bench:
                 values = mx.dequantize(w.codes, w.scales, w.biases, group_size=64, bits=4)
                 return 1e-6 * ((x + link) @ values.T)[:1, :1]
 
-            (dense_s, _), (quantized_s, _) = medians(
-                [Chain(call, x[:1, :1]) for call in (dense, mlx_call(copies, x))]
-            )
+            calls = (dense, mlx_call(copies, x))
+            wide, quantized = medians([Chain(c, x[:1, :1], CALLS, GRAPHS) for c in calls])
             print(
-                f"{shape[0]}x{shape[1]} {rows:5d} rows: dense {1e6 * dense_s:8.1f} us  "
-                f"quantized {1e6 * quantized_s:8.1f} us",
+                f"{shape[0]}x{shape[1]} {rows:5d} rows: dense {wide.us:8.1f} us  "
+                f"quantized {quantized.us:8.1f} us",
                 flush=True,
             )
 
@@ -293,13 +235,6 @@ def mlx_call(weights: Sequence[QuantizedWeight], x: mx.array) -> Call:
         return 1e-6 * y[:1, :1]
 
     return call
-
-
-def difference(y: mx.array, product: Int4Product, x: mx.array) -> float:
-    """Largest difference from the product in float32, over its largest value."""
-    wanted = product.reference(x, None)[0].astype(mx.float32)
-    found = mx.abs(y.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()
-    return float(found)
 
 
 def short(cut: Geometry | VectorGeometry) -> str:
@@ -320,14 +255,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=85.0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     arguments = parser.parse_args()
-    target = current_target()
-    if target is None:
-        sys.exit("gpu_products.py needs a GPU, but MLX computes on the CPU here")
-    bench = Bench(target, arguments.seconds, arguments.json)
-    bench.measure_copy()
+    bench = Bench(arguments.seconds, arguments.json)
     for part in plan(bench, arguments.only.split(",")):
         part()
-    if bench.is_over():
+    if bench.is_over:
         print("stopped: its seconds are spent", flush=True)
 
 

@@ -16,7 +16,7 @@ from turbospark.nn.unit import bind_units
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
-MODULES = ("gpu_experts", "gpu_models", "gpu_shapes")
+MODULES = ("gpu_experts", "gpu_models", "gpu_shapes", "gpu_timing")
 SHAPES = (
     "qwen3_5-35B-A3B", "gemma4-26B-A4B", "qwen3-30B-A3B", "gpt-oss-20B", "deepseek-v2-lite",
 )  # fmt: skip
@@ -36,7 +36,7 @@ def modules() -> Iterator[list[Any]]:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_layer_runs_in_bodies_and_agrees_with_mlx_lm(modules: list[Any], name: str) -> None:
     require_emulator()
-    experts, models, shapes = modules
+    experts, models, shapes, _ = modules
     config = narrowed(shapes, name)
     pair = models.build_pair(config, mx.float32)
     bind_units(pair.ours, GpuKernels(EMULATION, KernelPolicy()))
