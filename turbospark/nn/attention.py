@@ -16,7 +16,7 @@ from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope, rope_reference
 from turbospark.kernels.target import AttentionLayer, HeadGeometry, KernelSet
 from turbospark.kernels.weights import Norm
-from turbospark.nn.linear import RMSNorm
+from turbospark.nn.linear import RMSNorm, norm_of
 from turbospark.nn.unit import Unit
 from turbospark.protocols import Phase
 
@@ -38,7 +38,7 @@ class HeadNormRope(Unit):
         self._run: target.Rotate | None = None
 
     def bind(self, kernels: KernelSet) -> None:
-        norms = (_value(self._q_norm), _value(self._k_norm), self._v_norm)
+        norms = (norm_of(self._q_norm), norm_of(self._k_norm), self._v_norm)
         self._run = kernels.head_norm_rope(self._heads, *norms, self._rope)
         self.body = kernels.name if self._run else Unit.body
 
@@ -79,10 +79,10 @@ class HeadNormRope(Unit):
             offset -= T
         else:
             kv_shape = (T, self._heads.num_kv_heads, D)
-            rows = rms_norm_reference(mx.reshape(k, kv_shape), _value(self._k_norm))
+            rows = rms_norm_reference(mx.reshape(k, kv_shape), norm_of(self._k_norm))
             values = rms_norm_reference(mx.reshape(v, kv_shape), self._v_norm)
             cache.append(rope_reference(rows, self._rope, offset), values)
-        heads = rms_norm_reference(mx.reshape(q, (T, -1, D)), _value(self._q_norm))
+        heads = rms_norm_reference(mx.reshape(q, (T, -1, D)), norm_of(self._q_norm))
         return rope_reference(heads, self._rope, offset)  # [T, Hq, D]
 
 
@@ -171,7 +171,7 @@ class RotatedAttention(Unit):
     def bind(self, kernels: KernelSet) -> None:
         self.rotate.bind(kernels)
         self.attend.bind(kernels)
-        q_norm, k_norm, v_norm = map(_value, self._norms)
+        q_norm, k_norm, v_norm = map(norm_of, self._norms)
         sinks = None if self._sinks is None else self._sinks.weight
         layer = AttentionLayer(
             self._heads, self._rope, (q_norm, k_norm, v_norm), self._scale, self._window, sinks
@@ -219,7 +219,3 @@ class RotatedAttention(Unit):
         heads = self.rotate.reference(q, k, v, cache, phase)
         attended = self.attend.reference(heads, cache, phase)
         return attended if gate is None else gated_reference(attended, gate)
-
-
-def _value(norm: RMSNorm | Norm | None) -> Norm | None:
-    return norm.value if isinstance(norm, RMSNorm) else norm

@@ -84,3 +84,13 @@ class RMSNorm(nn.Module):
         """The norm as kernels take it, the offset folded in in float32."""
         weight = self.weight.astype(mx.float32) + self._offset if self._offset else self.weight
         return Norm(weight, self._eps)
+
+
+def bias_of(module: Matrix) -> mx.array | None:
+    """A matrix's bias, or None."""
+    return cast(Any, module).get("bias")
+
+
+def norm_of(norm: RMSNorm | Norm | None) -> Norm | None:
+    """A norm as kernels take it, or None."""
+    return norm.value if isinstance(norm, RMSNorm) else norm

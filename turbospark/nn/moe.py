@@ -21,10 +21,9 @@ from turbospark.kernels.weights import (
     ClampedSwiGLU,
     ExpertBlock,
     ExpertWeights,
-    Norm,
     SharedExpertWeights,
 )
-from turbospark.nn.linear import Linear, Matrix, RMSNorm
+from turbospark.nn.linear import Linear, Matrix, RMSNorm, bias_of, norm_of
 from turbospark.nn.mlp import MLP
 from turbospark.nn.projections import NormedProjections
 from turbospark.nn.unit import Unit, units_of
@@ -173,7 +172,7 @@ class RoutedExperts(Unit):
 
     def bind(self, kernels: KernelSet) -> None:
         self._scores.bind(kernels)
-        self._run = kernels.routed_experts(_value(self._norm), self._weights())
+        self._run = kernels.routed_experts(norm_of(self._norm), self._weights())
         block = self._whole()
         self._block = None if block is None else kernels.expert_block(block)
         self.body = kernels.name if self._run or self._block else Unit.body
@@ -221,7 +220,7 @@ class RoutedExperts(Unit):
         # Sorting pays for many rows; on a CPU the reference keeps rows apart bit for bit.
         is_sorted = phase is Phase.PREFILL and not on_cpu()
         mix = mix_experts_sorted if is_sorted else mix_experts_reference
-        out = mix(rms_norm_reference(h, _value(self._norm)), ids, weights, experts)
+        out = mix(rms_norm_reference(h, norm_of(self._norm)), ids, weights, experts)
         return out if shared is None else out + mx.sigmoid(shared[1]) * shared[0]
 
     def _whole(self) -> ExpertBlock | None:
@@ -234,14 +233,14 @@ class RoutedExperts(Unit):
                 return None
         return ExpertBlock(
             self._router.proj.value,
-            _bias(self._router.proj),
-            _value(self._router.norm),
-            _value(self._norm),
+            bias_of(self._router.proj),
+            norm_of(self._router.norm),
+            norm_of(self._norm),
             self._weights(),
             None if groups is None else (groups.count, groups.kept),
             shared,
             None if closing is None else closing.experts.value,
-            None if closing is None else _value(closing.both),
+            None if closing is None else norm_of(closing.both),
             None if factor is None else factor(),
         )
 
@@ -253,14 +252,10 @@ class RoutedExperts(Unit):
             experts.down_proj.value,
             self._activation,
             self._top_k,
-            (_bias(experts.gate_proj), _bias(experts.up_proj), _bias(experts.down_proj)),
+            (bias_of(experts.gate_proj), bias_of(experts.up_proj), bias_of(experts.down_proj)),
             self._renormalise,
             self._router.expert_scale,
         )
-
-
-def _value(norm: RMSNorm | None) -> Norm | None:
-    return None if norm is None else norm.value
 
 
 def _shared_weights(
@@ -268,17 +263,13 @@ def _shared_weights(
 ) -> SharedExpertWeights | None:
     mlp = shared.mlp
     parts = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    if mlp.form.activation != activation or any(_bias(part) is not None for part in parts):
+    if mlp.form.activation != activation or any(bias_of(part) is not None for part in parts):
         return None
     gate, up, down = (part.value for part in parts)
     score = None if shared.gate is None else shared.gate.value
     return SharedExpertWeights(
-        gate, up, down, _value(mlp.form.norm), score, _value(mlp.form.post_norm)
+        gate, up, down, norm_of(mlp.form.norm), score, norm_of(mlp.form.post_norm)
     )
-
-
-def _bias(matrix: Matrix) -> mx.array | None:
-    return cast("mx.array | None", cast(Any, matrix).get("bias"))
 
 
 def expert_shares(model: nn.Module) -> dict[str, float]:

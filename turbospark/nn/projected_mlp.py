@@ -5,8 +5,9 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from turbospark.kernels.target import FinishLayer, KernelSet
+from turbospark.nn.linear import bias_of
 from turbospark.nn.mlp import MLP
-from turbospark.nn.projections import ProjectedResidual, bias_of
+from turbospark.nn.projections import ProjectedResidual
 from turbospark.nn.unit import Unit
 from turbospark.protocols import Phase
 

@@ -1,7 +1,6 @@
 """Fusion units around matrix products. Each composes the kernels' references."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
 
 import mlx.core as mx
 
@@ -12,7 +11,7 @@ from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.target import AddProjected, Close, Embed, KernelSet, Project, Transform
 from turbospark.kernels.weights import Activation, Norm
-from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
+from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm, bias_of, norm_of
 from turbospark.nn.unit import Unit
 from turbospark.protocols import Phase
 
@@ -50,7 +49,7 @@ class NormedProjections(Unit):
     def bind(self, kernels: KernelSet) -> None:
         weights = [module.value for module in self._projections]
         biases = [bias_of(module) for module in self._projections]
-        self._run = kernels.normed_projections(_value(self._norm), weights, biases)
+        self._run = kernels.normed_projections(norm_of(self._norm), weights, biases)
         self.body = kernels.name if self._run else Unit.body
 
     def __call__(self, x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
@@ -58,7 +57,7 @@ class NormedProjections(Unit):
         return self._run(x, phase) if self._run else self.reference(x)
 
     def reference(self, x: mx.array) -> tuple[mx.array, ...]:
-        y = rms_norm_reference(x, _value(self._norm))
+        y = rms_norm_reference(x, norm_of(self._norm))
         return tuple(_project(y, module) for module in self._projections)
 
 
@@ -79,7 +78,7 @@ class ProjectedResidual(Unit):
 
     def bind(self, kernels: KernelSet) -> None:
         weight, bias = self.projection.value, bias_of(self.projection)
-        self._run = kernels.projected_residual(weight, bias, _value(self.post_norm))
+        self._run = kernels.projected_residual(weight, bias, norm_of(self.post_norm))
         if self.post_norm is not None and self._factor is not None:
             close = kernels.closing(self.post_norm.value, self._factor())
             project = kernels.normed_projections(None, [weight], [bias]) if close else None
@@ -99,7 +98,7 @@ class ProjectedResidual(Unit):
 
     def _added(self, x: mx.array, residual: mx.array) -> mx.array:
         y = _project(x, self.projection)
-        return residual + rms_norm_reference(y, _value(self.post_norm))
+        return residual + rms_norm_reference(y, norm_of(self.post_norm))
 
 
 class GatedMLP(Unit):
@@ -128,13 +127,13 @@ class GatedMLP(Unit):
     def bind(self, kernels: KernelSet) -> None:
         gate, up, down = (module.value for module in self.parts)
         self._run = kernels.gated_mlp(
-            _value(self.norm),
+            norm_of(self.norm),
             gate,
             up,
             down,
             [bias_of(module) for module in self.parts],
             self.activation,
-            _value(self.post_norm),
+            norm_of(self.post_norm),
             self.residual,
         )
         self.body = kernels.name if self._run else Unit.body
@@ -145,10 +144,10 @@ class GatedMLP(Unit):
 
     def reference(self, h: mx.array) -> mx.array:
         gate, up, down = self.parts
-        y = rms_norm_reference(h, _value(self.norm))
+        y = rms_norm_reference(h, norm_of(self.norm))
         inner = activate_reference(_project(y, gate), self.activation) * _project(y, up)
         out = _project(inner, down)
-        out = rms_norm_reference(out, _value(self.post_norm))
+        out = rms_norm_reference(out, norm_of(self.post_norm))
         return h + out if self.residual else out
 
 
@@ -196,7 +195,7 @@ class OutputHead(Unit):
         return mx.tanh(logits / self._softcap) * self._softcap
 
     def _scaled_norm(self) -> Norm | None:
-        norm = _value(self._norm)
+        norm = norm_of(self._norm)
         if norm is None or norm.weight is None or self._factor == 1.0:
             return norm
         return Norm(norm.weight.astype(mx.float32) * self._factor, norm.eps)
@@ -204,14 +203,6 @@ class OutputHead(Unit):
 
 def _times(x: mx.array, factor: Factor | None) -> mx.array:
     return x if factor is None else x * factor().astype(x.dtype)
-
-
-def _value(norm: RMSNorm | None) -> Norm | None:
-    return None if norm is None else norm.value
-
-
-def bias_of(module: Matrix) -> mx.array | None:
-    return cast(Any, module).get("bias")
 
 
 def _project(x: mx.array, module: Matrix) -> mx.array:
