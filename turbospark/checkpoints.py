@@ -16,11 +16,12 @@ DEFAULT_MODEL = "demo"
 
 
 def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> Plan:
-    """Say what a model needs and whether it fits here; no weights are downloaded or read.
+    """Say what a model needs and whether it fits here; its weights are not downloaded or read.
 
     Args:
         path_or_repo: as for `load`.
-        options: context, sessions; quantize, revision, dequantize and draft as for `load`.
+        options: context, sessions; quantize, revision, dequantize, local_files_only and draft as
+            for `load`. A drafter that is given by a Hub id is downloaded.
 
     Returns:
         the numbers; its `repr` shows the arithmetic and the verdict.
@@ -29,12 +30,19 @@ def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> 
         OptionError: an option is unknown (the nearest is named) or out of range.
         SourceError: no checkpoint is there.
     """
-    known = ("context", "sessions", "quantize", "revision", "dequantize", "draft")
+    known = (
+        "context", "sessions", "quantize", "revision", "dequantize", "local_files_only", "draft",
+    )  # fmt: skip
     for name, value in options.items():
         if name not in known:
             raise unknown_option(name, known)
         if name in {"context", "sessions"}:
             _check_count(name, value)
+    draft = options.get("draft")
+    if draft is None:
+        options.pop("draft", None)
+    elif not isinstance(draft, str | os.PathLike):
+        raise OptionError(f"draft={draft!r} is not text")
     return plan_memory(DEFAULT_MODEL if path_or_repo is None else path_or_repo, **options)
 
 
@@ -47,7 +55,7 @@ def inspect(
     """Say what a checkpoint holds and what it can be used for; no weights are read.
 
     Args:
-        path_or_repo: as for `load`; a folder may have a config.json alone.
+        path_or_repo: as for `load`, a Hub id is downloaded; a folder may have a config.json alone.
         context: tokens of a session, for the bytes of its caches; by default the trained length.
         options: revision and local_files_only, as for `load`.
 

@@ -187,6 +187,36 @@ def test_show_config_names_every_option_its_value_and_origin(
     assert shown["kernels"] == {"value": "reference", "origin": "TURBOSPARK_KERNELS"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("synthetic", "a", "--kind", "moe"), {"kind": ("moe", "--kind"), "seed": (0, "default")}),
+        (
+            ("plan", "a", "--context", "7"),
+            {"context": (7, "--context"), "sessions": (2, "default")},
+        ),
+        (("inspect", "a", "--revision", "b"), {"revision": ("b", "--revision")}),
+        (("chat", "--system", "be kind"), {"system": ("be kind", "--system")}),
+    ],
+)
+def test_show_config_names_what_only_one_command_has(
+    run: Run, arguments: tuple[str, ...], shown: dict[str, tuple[object, str]]
+) -> None:
+    found = json.loads(run(*arguments, "--show-config", "--json")[1])
+    for name, (value, origin) in shown.items():
+        assert found[name] == {"value": value, "origin": origin}
+    assert not {"json", "show_config", "traceback", "kv_bits"} & set(found)
+
+
+def test_help_and_configuration_leave_out_what_a_command_refuses(run: Run) -> None:
+    assert "--quantize" not in run("inspect", "--help")[1]
+    assert "quantize" not in json.loads(run("inspect", "a", "--show-config", "--json")[1])
+    assert "--local-files-only" in run("plan", "--help")[1]
+    code, _, err = run("plan", "a/b", "--local-files-only")
+    assert code == 1
+    assert "a/b was not downloaded before" in err
+
+
 def test_chat_is_one_session_with_commands(
     run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from loading.files import (
     write_gguf,
 )
 
+import turbospark
 from turbospark.errors import CheckpointError, OptionError, SourceError
 from turbospark.loading import plan as plans
 from turbospark.loading.build import load_model
@@ -125,6 +126,10 @@ def test_hub_id_is_planned_from_headers_alone(tmp_path, monkeypatch):
     assert asked == [("owner/name", "config.json", "v1")]
     assert (found.weight_bytes, found.session_bytes) == (local.weight_bytes, local.session_bytes)
     assert found.source == "owner/name"
+    with pytest.raises(SourceError, match="not downloaded before, and local_files_only forbids"):
+        plan("owner/name", 50, local_files_only=True)
+    with pytest.raises(SourceError, match="owner/small was not downloaded before"):
+        plan(folder, 50, local_files_only=True, draft="owner/small")
 
     monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", broken)
     with pytest.raises(SourceError, match="owner/name"):
@@ -212,6 +217,13 @@ def test_a_drafter_of_its_own_files_is_counted(tmp_path):
     planned = plan(target, 70, draft=small)
     assert planned.drafter_bytes == plan(small, 70).weight_bytes
     assert (planned.drafter_bytes, planned.drafter_session_bytes) == drafter_bytes(target, small)
+
+
+def test_a_wish_for_a_drafter_is_read_as_loading_reads_it(tmp_path):
+    folder = write_folder(tmp_path / "a")
+    assert turbospark.plan(folder, context=70, draft=None).drafter_bytes == 0
+    with pytest.raises(OptionError, match="draft=5 is not text"):
+        turbospark.plan(folder, draft=5)
 
 
 def test_a_drafter_that_is_not_there_is_refused_as_loading_does(tmp_path):

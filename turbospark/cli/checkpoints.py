@@ -24,7 +24,7 @@ _ARGUMENTS = {
 
 def plan(arguments: argparse.Namespace, console: Console) -> None:
     """Say what a model needs and whether it fits."""
-    wanted = _options(arguments, "quantize", "revision", "dequantize")
+    wanted = _options(arguments)
     found = plan_memory(
         arguments.model,
         context=arguments.context,
@@ -37,7 +37,7 @@ def plan(arguments: argparse.Namespace, console: Console) -> None:
 
 def convert(arguments: argparse.Namespace, console: Console) -> None:
     """Write a checkpoint with quantized weights."""
-    wanted = _options(arguments, "quantize", "revision", "local_files_only", "dequantize")
+    wanted = _options(arguments)
     done = convert_checkpoint(
         arguments.model, arguments.output, progress=console.bar("converting"), **wanted
     )
@@ -46,7 +46,7 @@ def convert(arguments: argparse.Namespace, console: Console) -> None:
 
 def inspect(arguments: argparse.Namespace, console: Console) -> None:
     """Show what a checkpoint holds and what it can be used for."""
-    wanted = _options(arguments, "revision", "local_files_only")
+    wanted = _options(arguments)
     found = inspect_checkpoint(arguments.model, context=arguments.context, **wanted)
     _show(found, arguments, console)
 
@@ -76,10 +76,10 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _options(arguments: argparse.Namespace, *honoured: str) -> dict[str, Any]:
+def _options(arguments: argparse.Namespace) -> dict[str, Any]:
     wanted = given(arguments, LoadConfig)
     for name in wanted:
-        if name not in honoured:
+        if name in arguments.unused:
             raise OptionError(f"{name}: `{arguments.command}` does not use it; leave it out")
     return wanted
 

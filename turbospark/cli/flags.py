@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from turbospark.settings import (
@@ -32,8 +32,16 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def add_flags(parser: argparse.ArgumentParser, *tables: Table) -> None:
-    """Give a parser a flag for every option of the tables, and remember the tables."""
+def add_flags(
+    parser: argparse.ArgumentParser, *tables: Table, unused: Collection[str] = ()
+) -> None:
+    """Give a parser a flag for every option of the tables, and remember the tables.
+
+    Args:
+        parser: of one command.
+        tables: of options.
+        unused: options that the command refuses; the help leaves them out.
+    """
     for table in tables:
         group = parser.add_argument_group(TITLES[table])
         hints = typing.get_type_hints(table)
@@ -41,10 +49,28 @@ def add_flags(parser: argparse.ArgumentParser, *tables: Table) -> None:
             names = [flag(item.name)]
             if item.metadata["alias"]:
                 names.append(flag(item.metadata["alias"]))
+            text = argparse.SUPPRESS if item.name in unused else _help(item)
             group.add_argument(
-                *names, dest=item.name, default=None, help=_help(item), **_kind(hints[item.name])
+                *names, dest=item.name, default=None, help=text, **_kind(hints[item.name])
             )
-    parser.set_defaults(tables=tables)
+    parser.set_defaults(tables=tables, unused=frozenset(unused))
+
+
+def note_own_flags(parser: argparse.ArgumentParser, common: Collection[str]) -> None:
+    """Remember a command's flags that no table declares.
+
+    Args:
+        parser: of one command, complete.
+        common: what every command has.
+    """
+    tables: tuple[Table, ...] = parser.get_default("tables")
+    known = {item.name for table in tables for item in dataclasses.fields(table)} | set(common)
+    own = {
+        action.dest: (action.option_strings[0], action.default)
+        for action in parser._actions  # type: ignore[reportPrivateUsage]
+        if action.option_strings and action.dest not in known and action.help != argparse.SUPPRESS
+    }
+    parser.set_defaults(own=own)
 
 
 def add_unbuilt_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,14 +95,19 @@ def unbuilt_given(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def configuration(arguments: argparse.Namespace) -> dict[str, tuple[Any, str]]:
     """Every option of a command with its value and where that comes from."""
+    own: dict[str, tuple[str, Any]] = arguments.own
     found: dict[str, tuple[Any, str]] = {}
+    for name, (option, default) in own.items():
+        value = getattr(arguments, name)
+        found[name] = value, "default" if value == default else option
     tables: tuple[type[Any], ...] = arguments.tables
     for table in tables:
         wanted = given(arguments, table)
         values = resolve(table, wanted)
         for name, origin in origins(table, wanted).items():
             said = flag(name) if origin == "given" else origin
-            found[name] = getattr(values, name), said
+            if name not in arguments.unused:
+                found[name] = getattr(values, name), said
     return found
 
 

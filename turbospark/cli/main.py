@@ -7,7 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from turbospark.cli.flags import add_flags, add_unbuilt_flags, configuration, unbuilt_given
+from turbospark.cli.flags import (
+    add_flags,
+    add_unbuilt_flags,
+    configuration,
+    note_own_flags,
+    unbuilt_given,
+)
 from turbospark.cli.output import (
     Console,
     Notices,
@@ -150,7 +156,9 @@ def _parser() -> tuple[_Parser, dict[str, _Parser]]:
             allow_abbrev=False,
         )
         _add_common_flags(command)
+        common = [action.dest for action in command._actions]  # type: ignore[reportPrivateUsage]
         add(command)
+        note_own_flags(command, common)
         commands[name] = command
     return parser, commands
 
@@ -242,7 +250,7 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens a session (default: the trained length)"
     )
-    add_flags(parser, LoadConfig)
+    add_flags(parser, LoadConfig, unused=("quantize", "dequantize"))
 
 
 def _add_synthetic(parser: argparse.ArgumentParser) -> None:
@@ -260,7 +268,7 @@ def _add_synthetic(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="a value of config.json, as JSON or text; may be given more than once",
     )
-    parser.set_defaults(tables=())
+    parser.set_defaults(tables=(), unused=frozenset())
 
 
 _COMMANDS = {

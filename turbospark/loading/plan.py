@@ -146,9 +146,10 @@ def plan(
     quantize: str | None = None,
     revision: str | None = None,
     dequantize: bool = False,
+    local_files_only: bool = False,
     draft: str | os.PathLike[str] = "auto",
 ) -> Plan:
-    """Work out the memory a model needs; weights are neither downloaded nor read.
+    """Work out the memory a model needs; its weights are neither downloaded nor read.
 
     Args:
         path_or_repo: as for `load`; of a Hub id only config.json and headers are fetched.
@@ -157,7 +158,8 @@ def plan(
         quantize: as for `load`.
         revision: branch, tag or commit on the Hub.
         dequantize: as for `load`.
-        draft: as for `load`.
+        local_files_only: plan what was downloaded before, and never ask the Hub.
+        draft: as for `load`; of a Hub id the whole drafter is fetched.
 
     Raises:
         OptionError: the context is beyond `LONGEST_CONTEXT`, `quantize` is unknown, or there is
@@ -168,16 +170,16 @@ def plan(
     """
     check_context(context)
     wish = parse_quantize(quantize)
-    repo = as_hub_id(path_or_repo)
-    shape = (
-        hub_outline(repo, revision)
-        if repo is not None
-        else outline(resolve_source(path_or_repo, revision=revision), dequantize)
-    )
+    repo = None if local_files_only else as_hub_id(path_or_repo)
+    if repo is not None:
+        shape = hub_outline(repo, revision)
+    else:
+        source = resolve_source(path_or_repo, revision=revision, local_files_only=local_files_only)
+        shape = outline(source, dequantize)
     caches = shape.causal.make_caches(context, RING_SLACK)
     handling = Handling(on_cpu(), wish)
     held, active = shape.held_bytes(handling)
-    drafter, drafter_rows = _drafter_bytes(draft, shape, handling, context)
+    drafter, drafter_rows = _drafter_bytes(draft, shape, handling, context, local_files_only)
     return Plan(
         source=shape.path,
         model_type=str(shape.config.get("model_type", "")),
@@ -198,13 +200,20 @@ def plan(
 
 
 def _drafter_bytes(
-    draft: str | os.PathLike[str], shape: Outline, handling: Handling, context: int
+    draft: str | os.PathLike[str],
+    shape: Outline,
+    handling: Handling,
+    context: int,
+    local_files_only: bool,
 ) -> tuple[int, int]:
     """Bytes of a drafter's weights, and of its caches in one session."""
     if draft in {"off", "ngram"}:
         return 0, 0
     place = Path(shape.path)
-    found = find_drafter(draft, shape.config, shape.causal, place, arrays=shape.arrays)
+    found = find_drafter(
+        draft, shape.config, shape.causal, place,
+        arrays=shape.arrays, local_files_only=local_files_only,
+    )  # fmt: skip
     if isinstance(found, str):
         return 0, 0
     if isinstance(found, Source):
