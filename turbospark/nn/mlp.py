@@ -1,7 +1,5 @@
 """The dense gated MLP of a layer."""
 
-from dataclasses import dataclass
-
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -9,15 +7,6 @@ from turbospark.kernels.weights import Activation
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.projections import GatedMLP
 from turbospark.protocols import Phase
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MLPForm:
-    """What a gated MLP is made of beside its projections; the norms belong to the layer."""
-
-    norm: RMSNorm | None
-    activation: Activation
-    post_norm: RMSNorm | None
 
 
 class MLP(nn.Module):
@@ -48,7 +37,6 @@ class MLP(nn.Module):
         self.gate_proj = Linear(dims, inner, bias)
         self.up_proj = Linear(dims, inner, bias)
         self.down_proj = Linear(inner, dims, bias)
-        self.form = MLPForm(norm, activation, post_norm)
         self.step = GatedMLP(
             norm,
             self.gate_proj,

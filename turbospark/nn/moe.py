@@ -261,14 +261,13 @@ class RoutedExperts(Unit):
 def _shared_weights(
     shared: SharedExpert, activation: Activation | ClampedSwiGLU
 ) -> SharedExpertWeights | None:
-    mlp = shared.mlp
-    parts = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    if mlp.form.activation != activation or any(bias_of(part) is not None for part in parts):
+    step = shared.mlp.step
+    if step.activation != activation or any(bias_of(part) is not None for part in step.parts):
         return None
-    gate, up, down = (part.value for part in parts)
+    gate, up, down = (part.value for part in step.parts)
     score = None if shared.gate is None else shared.gate.value
     return SharedExpertWeights(
-        gate, up, down, norm_of(mlp.form.norm), score, norm_of(mlp.form.post_norm)
+        gate, up, down, norm_of(step.norm), score, norm_of(step.post_norm)
     )
 
 
