@@ -266,9 +266,7 @@ def _shared_weights(
         return None
     gate, up, down = (part.value for part in step.parts)
     score = None if shared.gate is None else shared.gate.value
-    return SharedExpertWeights(
-        gate, up, down, norm_of(step.norm), score, norm_of(step.post_norm)
-    )
+    return SharedExpertWeights(gate, up, down, norm_of(step.norm), score, norm_of(step.post_norm))
 
 
 def expert_shares(model: nn.Module) -> dict[str, float]:
