@@ -125,6 +125,8 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         ((), 2, "COMMAND"),
         (("nonsense",), 2, "invalid choice"),
         (("generate", "--temprature", "1"), 2, "did you mean '--temperature'"),
+        (("generate", "x", "--ctx-size=9"), 2, "did you mean '--max-context'"),
+        (("generate", "x", "--draft-model", "y"), 2, "did you mean '--draft'"),
         (("generate", "Once", "upon"), 2, "unexpected argument 'upon'"),
         (("generate", "x", "--max-tokens", "0"), 2, "max_tokens=0"),
         (("generate", "x", "--temperature", "-1"), 2, "temperature=-1.0"),

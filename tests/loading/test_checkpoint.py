@@ -131,6 +131,13 @@ def test_a_single_file_of_another_name_counts_and_two_do_not(tmp_path, weights):
     refused(folder, "2 safetensors files", "more.safetensors")
 
 
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    folder = write_folder(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to("../blobs/ab12")
+    refused(folder, "model.safetensors is a link to ../blobs/ab12, which is not there")
+
+
 def test_pickles_are_not_opened(tmp_path):
     folder = write_folder(tmp_path / "model")
     (folder / "model.safetensors").unlink()

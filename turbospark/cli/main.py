@@ -46,6 +46,19 @@ _EXAMPLES = {
     "synthetic": "turbospark synthetic ./tiny --kind moe --set num_hidden_layers=12",
 }
 
+# What other programs call an option, where no spelling leads to it.
+_ELSEWHERE = {
+    "--draft-model": "--draft",
+    "--model-draft": "--draft",
+    "--max-kv-size": "--max-context",
+    "--ctx-size": "--max-context",
+    "-c": "--max-context",
+    "--n-predict": "--max-tokens",
+    "-n": "--max-tokens",
+    "--system-prompt": "--system",
+    "-t": "--threads",
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -98,7 +111,11 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
             for action in commands[arguments.command]._actions  # type: ignore[reportPrivateUsage]
             for name in action.option_strings
         ]
-        raise unknown_option(rest[0].split("=")[0], known)
+        name = rest[0].split("=")[0]
+        meant = _ELSEWHERE.get(name)
+        if meant in known:
+            raise OptionError(f"unknown option {name!r}; did you mean {meant!r}?")
+        raise unknown_option(name, known)
     return arguments
 
 

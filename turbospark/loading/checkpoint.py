@@ -122,6 +122,11 @@ def _unindexed_files(folder: Path) -> list[Path]:
             f"{folder} has {len(found)} safetensors files ({some([p.name for p in found])}) and "
             f"neither {INDEX} nor {SINGLE}, so which of them count is unknown"
         )
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.is_symlink():
+            raise CheckpointError(
+                f"{path} is a link to {path.readlink()}, which is not there: repeat the download"
+            )
     pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES]
     hint = (
         f"; {some(pickles)} is not read: pickled weights may run code, use a safetensors release"
