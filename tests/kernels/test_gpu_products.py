@@ -12,7 +12,7 @@ from kernels.cases_gpu import EMULATION
 from kernels.matrices import quantized, rows
 from metal_emu import metal_kernel, require_emulator
 
-from turbospark.kernels.gpu import products as module
+from turbospark.kernels.gpu import dense_prefill
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.products import Products
 from turbospark.kernels.gpu.target import BODIES
@@ -88,14 +88,14 @@ def test_a_residual_of_another_dtype_is_left_to_mlx() -> None:
 def test_wide_prefill_multiplies_densely(
     zero: bool, enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(module.DENSE_ROWS, "emulation", 5)
+    monkeypatch.setitem(dense_prefill.DENSE_ROWS, "emulation", 5)
     calls: list[int] = []
 
     def counted(x: mx.array, *rest: Any) -> mx.array:
         calls.append(x.shape[0])
         return quantized_matmul_reference(x, *rest)
 
-    monkeypatch.setattr(module, "quantized_matmul_reference", counted)
+    monkeypatch.setattr(dense_prefill, "quantized_matmul_reference", counted)
     weight, values = quantized(37, 192, 4, 64, zero=zero)
     bias = rows(1, 37, seed=5)[0]
     chosen = ALL if enabled else ALL - {"dense_prefill"}

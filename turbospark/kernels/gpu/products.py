@@ -6,16 +6,10 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from turbospark.kernels.gpu import int4_mma, rms_norm
-from turbospark.kernels.gpu.bundle import Bundle
+from turbospark.kernels.gpu import dense_prefill, int4_mma, rms_norm
+from turbospark.kernels.gpu.chain_unit import ChainUnits
 from turbospark.kernels.gpu.experts_scores import experts_scores, takes_router
-from turbospark.kernels.gpu.int4_chain import (
-    COUNTERS,
-    Int4Chain,
-    int4_chain,
-    is_faster,
-    takes_rows,
-)
+from turbospark.kernels.gpu.int4_chain import COUNTERS
 from turbospark.kernels.gpu.int4_gemv import vector_product
 from turbospark.kernels.gpu.int4_product import (
     ACTIVATIONS,
@@ -26,19 +20,14 @@ from turbospark.kernels.gpu.int4_product import (
     takes,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget
-from turbospark.kernels.gpu.step_zeros import StepZeros
 from turbospark.kernels.gpu.trial import runs
-from turbospark.kernels.quantized_matmul import quantized_matmul_reference
 from turbospark.kernels.rms_norm import rms_norm_reference
-from turbospark.kernels.target import FinishLayer
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
 from turbospark.protocols import Phase
 
 Fused = Callable[[mx.array, mx.array | None, Phase], list[mx.array] | None]
 """x, residual -> results, or None where no body serves these rows."""
 
-DENSE_ROWS = {"cuda": 256}
-"""Rows of a prefill from which a dense product with the dequantized weight is faster."""
 MOST_SCORES = 1 << 21
 """Values of a weight that is not in 4 bits and yet has a body of its own."""
 
@@ -50,6 +39,9 @@ class Products:
 
     A body that cannot be built or launched for some sizes gives way to the next one for them, and
     one line in the log says so.
+
+    Attributes:
+        chains: the units that take in several products.
     """
 
     def __init__(self, target: GpuTarget, enabled: frozenset[str]) -> None:
@@ -58,14 +50,13 @@ class Products:
             name for name, own in _OWNERS.items() if name in enabled and own in ("", target.own)
         ]
         self._verdicts: dict[tuple[object, ...], bool] = {}
-        self._homes: dict[int, Bundle] = {}
-        self._zeros = StepZeros()
+        self.chains = ChainUnits(target, enabled)
 
     def has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
         """Whether any part of a unit runs in a body of this target."""
         if "rms_norm" in self._enabled and any(norm is not None for norm in norms):
             return True
-        if "dense_prefill" in self._enabled and self._target.name in DENSE_ROWS:
+        if "dense_prefill" in self._enabled and self._target.name in dense_prefill.DENSE_ROWS:
             return any(isinstance(w, QuantizedWeight) for w in weights)
         if any(map(self._is_scored, weights)):
             return True
@@ -151,7 +142,7 @@ class Products:
         )
 
         if form is not None:
-            home = self._homes.get(id(quantized[0].codes))
+            home = self.chains.homes.get(id(quantized[0].codes))
             product = product.bundled() if home is None else replace(product, bundle=home)
             x = mx.zeros((1, product.inner), quantized[0].scales.dtype)
             self._body(product, x, self._zeros_of(form, norm))
@@ -167,79 +158,15 @@ class Products:
                 return None
             made = self._launch(name, product, x, added, zeros)
             if len(made) > product.parts:
-                self._zeros.put(x, made.pop())
+                self.chains.zeros.put(x, made.pop())
             return made
 
         return run
 
-    def chain(
-        self,
-        weights: Sequence[Weight],
-        biases: Sequence[mx.array | None],
-        norm: Norm | None,
-        activation: Activation,
-        post_norms: tuple[Norm, Norm] | None,
-    ) -> FinishLayer | None:
-        """One launch for the second half of a layer, or None if it has none.
-
-        Args:
-            weights: output, gate, up and down.
-            biases: one a weight.
-            norm, activation, post_norms: as in `Int4Chain`.
-        """
-        chain = Int4Chain.build(weights, biases, norm, activation, post_norms)
-        needed = {"int4_chain", "int4_mma", "fused_projections"}
-        if chain is None or self._target.own != "cuda" or not needed <= self._enabled:
-            return None
-        if not is_faster(chain, 1):
-            return None
-        if not any(id(w.codes) in self._homes for w in chain.weights):
-            bundle = chain.bundled()
-            chain = replace(chain, bundle=bundle)
-            self._homes |= {id(w.codes): bundle for w in chain.weights}
-        K, C, _ = chain.sizes
-        dtype = chain.weights[0].scales.dtype
-        if not self._chains(chain, mx.zeros((1, K), dtype), mx.zeros((1, C), dtype)):
-            return None
-        self._zeros.are_wanted = True
-
-        def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array | None:
-            zeros = self._zeros.take(residual)
-            if zeros is None or phase is not Phase.DECODE or not is_faster(chain, x.shape[0]):
-                return None
-            if not self._chains(chain, x, residual):
-                return None
-            return int4_chain(chain, x, residual, zeros, self._target)
-
-        return run
-
-    def _chains(self, chain: Int4Chain, x: mx.array, residual: mx.array) -> bool:
-        """Whether the chain's body serves these rows; it is tried once for every size."""
-        if not takes_rows(chain, x, residual):
-            return False
-        arrays = (*chain.biases, *chain.norm_weights)
-        types = [array.dtype for array in arrays if array is not None]
-        first = chain.weights[0]
-        shape = (first.scales.dtype, first.biases is None, first.zero, chain.activation)
-        has = [array is None for array in arrays]
-        key = ("int4_chain", chain.sizes, x.shape[0], x.dtype, *types, *shape, *has)
-        if key not in self._verdicts:
-
-            def launch() -> mx.array:
-                counters = mx.zeros((COUNTERS,), mx.int32)
-                rows, stream = mx.zeros(x.shape, x.dtype), mx.zeros(residual.shape, x.dtype)
-                return int4_chain(chain, rows, stream, counters, self._target)
-
-            sizes = "{} to {} to {} values".format(*chain.sizes)
-            self._verdicts[key] = runs(
-                "int4_chain", sizes, launch, self._target, instead="three launches do"
-            )
-        return self._verdicts[key]
-
     def _zeros_of(self, form: str | None, norm: Norm | None) -> int:
         """How many zeros a product writes besides; the first of a layer has a norm."""
         is_first = form == "fused_projections" and norm is not None
-        return COUNTERS if is_first and self._zeros.are_wanted else 0
+        return COUNTERS if is_first and self.chains.zeros.are_wanted else 0
 
     def _launch(
         self, name: str, product: Int4Product, x: mx.array, added: mx.array | None, zeros: int
@@ -263,33 +190,11 @@ class Products:
                 scored = few(x)
                 if scored is not None:
                     return scored
-            y = self._wide(x, weight, bias)
+            dense = "dense_prefill" in self._enabled
+            y = dense_prefill.wide_product(x, weight, bias, self._target, enabled=dense)
             return y if dtype is None else y.astype(dtype)
 
         return run
-
-    def _wide(self, x: mx.array, weight: Weight, bias: mx.array | None) -> mx.array:
-        least = DENSE_ROWS.get(self._target.name)
-        if (
-            least is None
-            or x.shape[0] < least
-            or "dense_prefill" not in self._enabled
-            or not isinstance(weight, QuantizedWeight)
-            or weight.mode != "affine"
-            or weight.group_size not in (32, 64, 128)
-        ):
-            return quantized_matmul_reference(x, weight, bias)
-        scales = weight.scales.astype(x.dtype)
-        offsets = scales * -float(weight.zero or 0) if weight.biases is None else weight.biases
-        dense = mx.dequantize(
-            weight.codes,
-            scales,
-            offsets.astype(x.dtype),
-            group_size=weight.group_size,
-            bits=weight.bits,
-        )
-        y = x @ dense.T
-        return y if bias is None else y + bias.astype(x.dtype)
 
     def _body(self, product: Int4Product, x: mx.array, zeros: int) -> str | None:
         """The first body that serves; each is built and tried once for every size."""

@@ -6,15 +6,14 @@ from typing import Any
 import mlx.core as mx
 
 from turbospark.errors import OptionError
-from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.block_sparse import IndexGeometry
-from turbospark.kernels.gpu import head_norm_rope, latent
+from turbospark.kernels.gpu import head_norm_rope, latent, product_units
 from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads, bind_rotated
 from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.index_rows import bind_index
-from turbospark.kernels.gpu.int4_product import MAX_ROWS, takes
+from turbospark.kernels.gpu.int4_product import takes
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget, resident
 from turbospark.kernels.gpu.latent import LatentUnit
@@ -53,7 +52,6 @@ from turbospark.kernels.weights import (
     StreamWeights,
     Weight,
 )
-from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
 BODIES = (
@@ -175,33 +173,13 @@ class GpuKernels(KernelSet):
         self, norm: Norm | None, weights: Sequence[Weight], biases: Sequence[mx.array | None]
     ) -> Project | None:
         """rms-norm (if any), then every projection of the same input."""
-        products = self._products
-        if not products.has_body(weights, norm):
-            return None
-        fused = products.fused("fused_projections", weights, biases, norm=norm)
-        singles = [products.single(w, bias) for w, bias in zip(weights, biases, strict=True)]
-        scores = products.scores(norm, weights[0], biases[0]) if len(weights) == 1 else None
-
-        def run(x: mx.array, phase: Phase) -> tuple[mx.array, ...]:
-            if scores is not None and phase is Phase.DECODE and x.shape[0] <= MAX_ROWS:
-                scored = scores(x)
-                if scored is not None:
-                    return (scored,)
-            made = None if fused is None else fused(x, None, phase)
-            if made is None:
-                y = products.normed(x, norm)
-                made = [single(y, phase) for single in singles]
-            return tuple(made)
-
-        return run
+        return product_units.bind_projections(self._products, norm, weights, biases)
 
     def projected_residual(
         self, weight: Weight, bias: mx.array | None, post_norm: Norm | None
     ) -> AddProjected | None:
         """Compute residual + post_norm(weight @ x + bias)."""
-        if not self._products.has_body([weight], post_norm):
-            return None
-        return self._added(weight, bias, post_norm)
+        return product_units.bind_residual(self._products, weight, bias, post_norm)
 
     def gated_mlp(
         self,
@@ -215,25 +193,10 @@ class GpuKernels(KernelSet):
         residual: bool,
     ) -> Transform | None:
         """Compute h + post_norm(down(act(gate y) * up y)), y = norm(h); `h +` if `residual`."""
-        products = self._products
-        if not products.has_body((gate, up, down), norm, post_norm):
-            return None
-        fused = products.fused(
-            "fused_gate_up", [gate, up], biases[:2], norm=norm, activation=activation
+        weights, norms = (gate, up, down), (norm, post_norm)
+        return product_units.bind_mlp(
+            self._products, norms, weights, biases, activation, residual=residual
         )
-        to_gate, to_up = (products.single(w, b) for w, b in zip((gate, up), biases, strict=False))
-        added, plain = self._added(down, biases[2], post_norm), products.single(down, biases[2])
-
-        def run(h: mx.array, phase: Phase) -> mx.array:
-            made = None if fused is None else fused(h, None, phase)
-            if made is None:
-                y = products.normed(h, norm)
-                made = [activate_reference(to_gate(y, phase), activation) * to_up(y, phase)]
-            if residual:
-                return added(made[0], h, phase)
-            return products.normed(plain(made[0], phase), post_norm)
-
-        return run
 
     def projected_mlp(
         self,
@@ -244,24 +207,7 @@ class GpuKernels(KernelSet):
         post_norms: tuple[Norm, Norm] | None,
     ) -> FinishLayer | None:
         """`projected_residual`, then `gated_mlp`: weights of output, gate, up and down."""
-        return self._products.chain(weights, biases, norm, activation, post_norms)
-
-    def _added(self, weight: Weight, bias: mx.array | None, post_norm: Norm | None) -> AddProjected:
-        products = self._products
-        single = products.single(weight, bias)
-        fused = (
-            products.fused("fused_residual", [weight], [bias], residual=True)
-            if post_norm is None
-            else None
-        )
-
-        def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
-            made = None if fused is None else fused(x, residual, phase)
-            if made is None:
-                return products.normed(single(x, phase), post_norm, residual)
-            return made[0]
-
-        return run
+        return self._products.chains.bind(weights, biases, norm, activation, post_norms)
 
     def closing(self, norm: Norm, factor: mx.array) -> Close | None:
         """Compute (residual + norm(y)) * factor, the factor being [1]."""
@@ -278,22 +224,7 @@ class GpuKernels(KernelSet):
         self, norm: Norm | None, weight: Weight, bias: mx.array | None, softcap: float | None
     ) -> Transform | None:
         """float32 logits of the rows given: softcap(weight @ norm(h) + bias)."""
-        products = self._products
-        if not products.has_body([weight], norm):
-            return None
-        fused = products.fused(
-            "fused_head", [weight], [bias], norm=norm, softcap=softcap, dtype=mx.float32
-        )
-        single = products.single(weight, bias, mx.float32)
-
-        def run(h: mx.array, phase: Phase) -> mx.array:
-            made = None if fused is None else fused(h, None, phase)
-            if made is not None:
-                return made[0]
-            logits = single(products.normed(h, norm), phase)
-            return logits if softcap is None else mx.tanh(logits / softcap) * softcap
-
-        return run
+        return product_units.bind_head(self._products, norm, weight, bias, softcap)
 
     def attend(
         self, heads: HeadGeometry, scale: float, window: int | None, sinks: mx.array | None
