@@ -13,7 +13,7 @@ from turbospark.kernels.gpu.kernel import MAX_BINDINGS, strip_comments
 
 FACTS = ("shape", "strides", "ndim")
 TYPES = r"(?:float|int|uint|ushort|uchar|bool|half|bfloat16_t|T|KV|Pack<[^<>]*>|Floats<\d>)"
-SPACES = r"(?:GLOBAL|SHARED_PTR|TABLE|thread)"
+SPACES = r"(?:GLOBAL|SHARED_PTR|thread)"
 BANNED_WORDS = (
     *("virtual", "try", "throw", "catch", "new", "delete", "goto", "return", "asm"),
     *("static", "thread_local", "function_constant", "mem_none", "reinterpret_cast"),

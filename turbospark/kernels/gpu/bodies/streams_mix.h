@@ -1,5 +1,5 @@
 // mixed = mean over GROUPS streams of sigmoid(up) * normed, D values a row; and where OPENS, a
-// row's shares 2 * sigmoid(inject / GROUPS). A thread a column, threadgroups of THREADS.
+// row's shares 2 * sigmoid(inject / GROUPS). A thread a column; grid y: row.
 const int column = static_cast<int>(thread_position_in_grid.x);
 const int row = static_cast<int>(threadgroup_position_in_grid.y);
 const float mean = 1.0f / static_cast<float>(GROUPS);

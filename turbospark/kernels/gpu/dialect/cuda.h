@@ -5,7 +5,6 @@
 #define SHARED __shared__
 #define WIDE_SHARED __align__(16) __shared__
 #define SHARED_PTR
-#define TABLE __constant__
 #define UNROLL _Pragma("unroll")
 #define FOR_EACH_LANE 0xffffffffu
 
@@ -16,7 +15,6 @@ typedef unsigned char uchar;
 // What a thread can see. Threadgroups are always whole here.
 #define thread_position_in_threadgroup (uint3{threadIdx.x, threadIdx.y, threadIdx.z})
 #define threadgroup_position_in_grid (uint3{blockIdx.x, blockIdx.y, blockIdx.z})
-#define threads_per_threadgroup (uint3{blockDim.x, blockDim.y, blockDim.z})
 #define threadgroups_per_grid (uint3{gridDim.x, gridDim.y, gridDim.z})
 #define thread_position_in_grid              \
   (uint3{blockIdx.x * blockDim.x + threadIdx.x, blockIdx.y * blockDim.y + threadIdx.y, \

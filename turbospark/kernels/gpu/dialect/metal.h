@@ -6,7 +6,6 @@
 #define SHARED threadgroup      // threadgroup arrays, declared in a body
 #define WIDE_SHARED threadgroup // those that CUDA reads as vectors
 #define SHARED_PTR threadgroup  // pointers to them
-#define TABLE constant          // tables at program scope
 #define UNROLL _Pragma("clang loop unroll(full)")
 
 // value as a float, for value < 65536
