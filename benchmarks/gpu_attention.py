@@ -21,11 +21,12 @@ from gpu_timing import Bench as Timed
 from gpu_timing import Call, Chain, difference, medians
 
 from turbospark.kernels.gpu import attention_geometry
-from turbospark.kernels.gpu.attention_decode import attention_step, lengths_of
+from turbospark.kernels.gpu.attention_decode import attention_step
 from turbospark.kernels.gpu.attention_geometry import Chunks
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit, head_norm_rope
 from turbospark.kernels.gpu.rms_norm import rms_norm
 from turbospark.kernels.gpu.rotated_attention import HeadInputs, RotatedLayer, rotated_attention
+from turbospark.kernels.gpu.step_rows import lengths_of
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.rope import Rope
 from turbospark.kernels.target import AttentionLayer, HeadGeometry

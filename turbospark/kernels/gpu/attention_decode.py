@@ -5,7 +5,6 @@ A cache that is one chunk of keys needs no second pass.
 Its reference is `attend_reference` of kernels/attention.py.
 """
 
-import functools
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,14 +12,9 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.attention import attend_reference, first_key
 from turbospark.kernels.gpu import attention_geometry as geometry
-from turbospark.kernels.gpu.kernel import (
-    GpuTarget,
-    Kernel,
-    constant,
-    current_target,
-    resident,
-)
-from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_target
+from turbospark.kernels.gpu.step_rows import step_of
+from turbospark.kernels.kv_rows import KVRows, StepRows
 from turbospark.kernels.target import HeadGeometry
 
 _INPUTS = ("q", "sealed_k", "sealed_v", "tail_k", "tail_v", "lengths", "scale", "sinks")
@@ -65,16 +59,15 @@ def attention_decode(
         ShapeError: `q` is outside these bounds, or the cache no longer holds a row that a query
             must see.
     """
-    sealed, tail = _blocks(rows)
-    _check(q, sealed.k, sinks)
     T = q.shape[0]
+    step = step_of(rows, rows.end - T)
+    _check(q, step.sealed.k, sinks)
     if rows.end < T:
         raise ShapeError(f"attention_decode takes 1 to {rows.end} query rows here, not {T}")
     target = target or current_target()
     if target is None:
         return attend_reference(q, rows, scale, window, sinks)
     first_key(rows, T, window)
-    step = StepRows(sealed, tail, lengths_of(rows.boundary, rows.end - T))
     return attention_step(q, step, scale, window, sinks, gate, target=target)
 
 
@@ -246,12 +239,6 @@ def gate_step(gate: mx.array | None, count: int, heads: HeadGeometry) -> int:
     return gate.shape[2]
 
 
-@functools.lru_cache(maxsize=4)
-def lengths_of(boundary: int, start: int) -> mx.array:
-    """What the kernels of a step are told: where the tail begins, where its first row stands."""
-    return resident(mx.array([boundary, start], mx.int32))
-
-
 def takes(heads: HeadGeometry) -> bool:
     """Whether `attention_decode` has a body for this geometry."""
     return geometry.has_vector_shape(heads.head_dim)
@@ -318,13 +305,3 @@ def _splits(cut: geometry.Chunks, rows: StepRows, count: int, window: int | None
     if rows.sealed is rows.tail:  # every position lies in the tail
         return min(cut.count(tail, count, window), cut.count(tail, count, None))
     return cut.count(rows.sealed.k.shape[1] + tail, count, window)
-
-
-def _blocks(rows: KVRows) -> tuple[RowBlock, RowBlock]:
-    """Sealed rows and tail; the arrays of one stand in where no position lies in the other."""
-    sealed, tail = rows.sealed, rows.tail
-    if sealed is None:
-        if tail is None:
-            raise ShapeError("attention_decode over a cache without rows")
-        return tail, tail
-    return sealed, RowBlock(sealed.k, sealed.v) if tail is None else tail

@@ -16,6 +16,7 @@ from turbospark.kernels.gpu.rotated_attention import (
     rotated_attention,
     serves,
 )
+from turbospark.kernels.gpu.step_rows import lengths_of
 from turbospark.kernels.kv_rows import KVRows, RowBlock, StepRows
 from turbospark.kernels.target import Attend, AttentionLayer, HeadGeometry, Rotate, RotateAttend
 from turbospark.protocols import Phase
@@ -38,7 +39,7 @@ def bind_heads(unit: HeadUnit, target: GpuTarget) -> Rotate:
         in_step = isinstance(rows, StepRows)
         if not in_step:
             block = _unread(unit.heads, T, q.dtype if k is None else k.dtype)
-            rows = StepRows(block, block, attention_decode.lengths_of(offset, offset))
+            rows = StepRows(block, block, lengths_of(offset, offset))
         y, tail = head_norm_rope.head_norm_rope(q, k, v, rows, unit, target=target)
         if tail is not None and in_step:
             cache.rebind(tail, T)

@@ -12,13 +12,7 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.gpu.bundle import Bundle
-from turbospark.kernels.gpu.int4_mma import (
-    HELPERS,
-    MULTIPROCESSOR_BYTES,
-    MULTIPROCESSORS,
-    SHARED_BYTES,
-    THREADS,
-)
+from turbospark.kernels.gpu.int4_mma import HELPERS, MULTIPROCESSORS, THREADS, have_room
 from turbospark.kernels.gpu.int4_product import ACTIVATIONS, MAX_ROWS, Template, takes
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
 from turbospark.kernels.quantized_matmul import dequantize_reference
@@ -237,14 +231,10 @@ def choose_geometry(chain: Int4Chain, rows: int) -> ChainGeometry:
         (2, 4, True, True), (1, 4, True, True), (1, 4, True, False), (1, 2, False, False),
     ):  # fmt: skip
         cut = ChainGeometry(2, blocks, staged_x, staged_inner, 1 if staged_inner else tall)
-        rings = [ring for ring in range(12, least - 1, -1) if fits(chain, rows, _with(cut, ring))]
-        if rings:
-            return _with(cut, rings[0])
+        for ring in range(12, least - 1, -1):
+            if fits(chain, rows, replace(cut, ring=ring)):
+                return replace(cut, ring=ring)
     return _SMALLEST
-
-
-def _with(cut: ChainGeometry, ring: int) -> ChainGeometry:
-    return ChainGeometry(ring, cut.blocks, cut.staged_x, cut.staged_inner, cut.tall)
 
 
 def shared_bytes(chain: Int4Chain, rows: int, cut: ChainGeometry) -> int:
@@ -256,8 +246,7 @@ def shared_bytes(chain: Int4Chain, rows: int, cut: ChainGeometry) -> int:
 
 def fits(chain: Int4Chain, rows: int, cut: ChainGeometry) -> bool:
     """Whether so many blocks have room side by side."""
-    needed = shared_bytes(chain, rows, cut)
-    return needed <= SHARED_BYTES and cut.blocks * (needed + 1024) <= MULTIPROCESSOR_BYTES
+    return have_room(cut.blocks, shared_bytes(chain, rows, cut))
 
 
 def _x_bytes(chain: Int4Chain, rows: int, cut: ChainGeometry) -> int:

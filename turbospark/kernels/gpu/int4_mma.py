@@ -10,8 +10,8 @@ from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
 
 THREADS = 256
 MULTIPROCESSORS = 132  # of a Hopper GPU; more blocks than fit at once wait for their turn
-SHARED_BYTES = 227 << 10  # of a block at most
-MULTIPROCESSOR_BYTES = 228 << 10  # of all its blocks, which cost 1 KiB more each
+_SHARED_BYTES = 227 << 10  # of a block at most
+_MULTIPROCESSOR_BYTES = 228 << 10  # of all its blocks, which cost 1 KiB more each
 
 HELPERS = ("cuda_fragments.h", "cuda_int4.h")
 _HALVES = (mx.float16, mx.bfloat16)
@@ -136,5 +136,9 @@ def shared_bytes(product: Int4Product, rows: int, cut: Geometry) -> int:
 
 def fits(product: Int4Product, rows: int, cut: Geometry) -> bool:
     """Whether so many blocks have room side by side."""
-    needed = shared_bytes(product, rows, cut)
-    return needed <= SHARED_BYTES and cut.blocks * (needed + 1024) <= MULTIPROCESSOR_BYTES
+    return have_room(cut.blocks, shared_bytes(product, rows, cut))
+
+
+def have_room(blocks: int, needed: int) -> bool:
+    """Whether so many blocks of so many bytes of shared memory fit on one multiprocessor."""
+    return needed <= _SHARED_BYTES and blocks * (needed + 1024) <= _MULTIPROCESSOR_BYTES

@@ -5,10 +5,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.attention_prefill import attention_prefill, positions
-from turbospark.kernels.gpu.kernel import GpuTarget, resident
+from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.latent import MAX_ROWS, LatentUnit, latent_queries, latent_step
+from turbospark.kernels.gpu.step_rows import lengths_of, step_of
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.kv_rows import KVRows, RowBlock, RowStore, StepRows
 from turbospark.kernels.latent import LatentGeometry, LatentLayer
@@ -47,10 +47,10 @@ def bind_latents(unit: LatentUnit, expand: Expand, target: GpuTarget) -> AttendL
             return latent_step(queries, cache.rows(), unit, q.dtype, target=target)
         offset = cache.offset
         block = _unread(unit.layer.sizes, MAX_ROWS, q.dtype)
-        own = StepRows(block, block, resident(mx.array([offset, offset], mx.int32)))
+        own = StepRows(block, block, lengths_of(offset, offset))
         queries, tail = latent_queries(q, row, own, unit, target=target)
         cache.append(tail.k[:, :T].swapaxes(0, 1), tail.v[:, :T].swapaxes(0, 1))
-        return latent_step(queries, _as_step(cache.rows(), offset), unit, q.dtype, target=target)
+        return latent_step(queries, step_of(cache.rows(), offset), unit, q.dtype, target=target)
 
     return run
 
@@ -82,16 +82,6 @@ def latent_prefill(
     return attention_prefill(queries, everything, layer.scale)
 
 
-def _as_step(rows: KVRows, start: int) -> StepRows:
-    """Rows as they are now; one block's arrays stand in where no position lies in the other."""
-    sealed, tail = rows.sealed or rows.tail, rows.tail or rows.sealed
-    if sealed is None or tail is None:
-        raise ShapeError("latent attention over a cache without rows")
-    if sealed is rows.sealed and tail is rows.sealed:
-        tail = RowBlock(sealed.k, sealed.v)
-    return StepRows(sealed, tail, resident(mx.array([rows.boundary, start], mx.int32)))
-
-
 def _unread(sizes: LatentGeometry, count: int, dtype: mx.Dtype) -> RowBlock:
     """A tail without rows, with room for `count`."""
     dims = (sizes.rope_dim, sizes.latent_dim)
@@ -106,7 +96,7 @@ def _can_run(unit: LatentUnit, target: GpuTarget) -> bool:
     def launch() -> mx.array:
         q = mx.zeros((1, sizes.num_heads * sizes.query_dim), dtype)
         block = _unread(sizes, 128, dtype)
-        rows = StepRows(block, block, resident(mx.array([0, 0], mx.int32)))
+        rows = StepRows(block, block, lengths_of(0, 0))
         queries, tail = latent_queries(
             q, mx.zeros((1, sizes.row_dim), dtype), rows, unit, target=target
         )

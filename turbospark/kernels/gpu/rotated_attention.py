@@ -17,6 +17,7 @@ from turbospark.kernels.gpu import attention_geometry as geometry
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
+from turbospark.kernels.gpu.step_rows import lengths_of
 from turbospark.kernels.kv_rows import RowBlock, StepRows
 from turbospark.kernels.target import AttentionLayer
 
@@ -187,7 +188,7 @@ def _runs(inputs: HeadInputs, rows: StepRows, rotated: RotatedLayer, target: Gpu
             for block in (rows.tail, rows.sealed)
         ]
         sealed = blocks[0] if rows.sealed is rows.tail else blocks[1]
-        empty = StepRows(sealed, blocks[0], attention_decode.lengths_of(0, 0))
+        empty = StepRows(sealed, blocks[0], lengths_of(0, 0))
         q = mx.zeros(inputs.q.shape, inputs.q.dtype)
         given = HeadInputs(q, *map(zeros, (inputs.k, inputs.v, inputs.gate)))
         y, made = rotated_attention(given, empty, rotated, target=target)
