@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 from turbospark.errors import OptionError
-from turbospark.loading.inspect import Inspection
 from turbospark.loading.inspect import inspect as inspect_checkpoint
+from turbospark.loading.inspection import Inspection
 from turbospark.loading.plan import Plan, check_context
 from turbospark.loading.plan import plan as plan_memory
 from turbospark.runner.abilities import abilities
