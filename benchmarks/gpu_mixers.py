@@ -216,11 +216,6 @@ def mix_dense(
     return mix_sorted(y, ids, weights, dense_experts(experts), target=target)
 
 
-def quantized_of(experts: ExpertWeights) -> list[QuantizedWeight]:
-    given = (experts.gate, experts.up, experts.down)
-    return [w for w in given if isinstance(w, QuantizedWeight)]
-
-
 def expert_weights(E: int, k: int, inner: int, C: int) -> ExpertWeights:
     def make(N: int, K: int) -> QuantizedWeight:
         codes = mx.random.randint(0, 1 << 16, (E, N, K // 4)).astype(mx.uint16).view(mx.uint32)

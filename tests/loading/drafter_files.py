@@ -11,7 +11,6 @@ from golden.drafter_fixtures import load_drafter_golden
 
 from turbospark.testing import write_tiny_checkpoint
 
-OFFSET_NORMS = ("layernorm.weight", "q_norm.weight", "k_norm.weight", "model.norm.weight")
 Change = Callable[[str, np.ndarray], np.ndarray | None]
 """A tensor's name and value to what the file holds; None leaves it out."""
 
