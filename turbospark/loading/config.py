@@ -26,7 +26,8 @@ def naming(path: Path) -> Generator[None, None, None]:
     except ConfigError as error:
         if str(path) in str(error):
             raise
-        raise type(error)(f"{path}: {error}") from error
+        # Families, which do not know the folder, begin with the file's bare name.
+        raise type(error)(f"{path}: {str(error).removeprefix(f'{path.name}: ')}") from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

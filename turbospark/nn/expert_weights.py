@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from turbospark.nn.weights import split_rows, stack_matrices
+from turbospark.nn.weights import add_once, split_rows, stack_matrices
 
 _ALONE = re.compile(r"(?P<stem>.+\.mlp\.experts)\.(?P<index>\d+)\.(?P<leaf>\w+)\.weight")
 _NUMBERED = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -21,11 +21,13 @@ def expert_weights(weights: Mapping[str, Any], num_experts: int) -> dict[str, An
         num_experts: matrices that stand alone are joined where all of these are there.
 
     Raises:
-        CheckpointError: fused rows do not divide, or matrices of one layer differ in layout.
+        CheckpointError: fused rows do not divide, matrices of one layer differ in layout, or are
+            there in two spellings.
     """
     found: dict[str, Any] = {}
     for name, value in weights.items():
-        found.update(_renamed(name, value))
+        for own, part in _renamed(name, value).items():
+            add_once(found, own, part)
     alone: dict[str, dict[int, str]] = {}
     for name in found:
         match = _ALONE.fullmatch(name)
@@ -35,7 +37,7 @@ def expert_weights(weights: Mapping[str, Any], num_experts: int) -> dict[str, An
     for stem, names in alone.items():
         if sorted(names) == list(range(num_experts)):
             parts = [found.pop(names[index]) for index in range(num_experts)]
-            found[stem] = stack_matrices(stem, parts)
+            add_once(found, stem, stack_matrices(stem, parts))
     return found
 
 

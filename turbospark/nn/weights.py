@@ -24,6 +24,9 @@ def text_weights(
         weights: checkpoint name to tensor.
         skipped: modules beside the text model that are left out, such as `vision_tower`.
         tied: the head is the table, so a head in the file is a second copy and is left out.
+
+    Raises:
+        CheckpointError: two names lead to one tensor.
     """
     strangers = tuple(
         prefix + name + "." for name in skipped for prefix in ("", "model.", "language_model.")
@@ -34,10 +37,21 @@ def text_weights(
         if name.startswith(strangers) or name.endswith("rotary_emb.inv_freq"):
             continue
         prefix = next((prefix for prefix in _TEXT_PREFIXES if name.startswith(prefix)), "")
-        text[_TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix)] = value
+        add_once(text, _TEXT_PREFIXES.get(prefix, "") + name.removeprefix(prefix), value)
     if tied:
         text.pop("lm_head.weight", None)
     return text
+
+
+def add_once(found: dict[str, Any], name: str, value: Any) -> None:
+    """Add a tensor under the model's name.
+
+    Raises:
+        CheckpointError: another one is there, which the files hold under another spelling.
+    """
+    if name in found:
+        raise CheckpointError(f"the checkpoint holds {name!r} twice, in two spellings of its name")
+    found[name] = value
 
 
 def split_rows(name: str, weight: Weight, parts: int = 2) -> list[Weight]:
