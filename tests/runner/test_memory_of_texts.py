@@ -10,7 +10,9 @@ import pytest
 from loading.drafter_files import write_blocks, write_qwen
 
 import turbospark as ts
+from turbospark.caches.kv import KVCache
 from turbospark.kernels.device import on_cpu
+from turbospark.speculation.mtp_state import MTPState
 from turbospark.testing import write_tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(not on_cpu(), reason="GPUs keep freed blocks in use")
@@ -35,6 +37,22 @@ def test_four_thousand_steps_allocate_nothing_but_rows(tmp_path: Path) -> None:
             held = beyond_rows(session)
     assert session.position == LAST + 2
     assert beyond_rows(session) - held < SMALL
+
+
+def test_a_mark_of_a_prediction_head_holds_its_row_alone() -> None:
+    state = MTPState(lambda: [KVCache(1, 16, 2000)], 48)
+    state.ids.extend(range(1000))
+    state.hidden.append(mx.zeros((1000, 48)) + 1.5)
+    mx.eval(*state.hidden.arrays())
+    before = mx.get_active_memory()
+    mark = state.mark()
+    state.hidden.cut(0)
+    gc.collect()
+    mx.synchronize()
+    assert mark.nbytes == 4 * 48
+    assert mx.get_active_memory() - before < SMALL - 1000 * mark.nbytes
+    assert mark.hidden is not None
+    assert mark.hidden.tolist() == [[1.5] * 48]
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,12 @@ class MTPState:
     def mark(self) -> MTPMark:
         """The newest hidden row."""
         end = self.covered
-        return MTPMark(end, self.hidden.between(end - 1, end) if len(self.hidden) else None)
+        if not len(self.hidden):
+            return MTPMark(end, None)
+        row = self.hidden.between(end - 1, end)
+        row = mx.take(row, mx.arange(1), axis=0)  # a slice would hold the whole pass
+        mx.async_eval(row)  # pyright: ignore[reportUnknownMemberType]
+        return MTPMark(end, row)
 
     def resume_at(self, keep: int, mark: MTPMark | None = None) -> int:
         """The last position <= keep from which it can follow.
