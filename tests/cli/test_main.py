@@ -210,6 +210,12 @@ def test_show_config_names_what_only_one_command_has(
     assert not {"json", "show_config", "traceback", "kv_bits"} & set(found)
 
 
+def test_an_error_of_the_system_names_the_file_and_no_number(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    code, _, err = run("synthetic", str(tmp_path / "file" / "sub"))
+    assert (code, err) == (1, f"turbospark: error: {tmp_path}/file/sub: Not a directory\n")
+
+
 def test_help_and_configuration_leave_out_what_a_command_refuses(run: Run) -> None:
     assert "--quantize" not in run("inspect", "--help")[1]
     assert "quantize" not in json.loads(run("inspect", "a", "--show-config", "--json")[1])

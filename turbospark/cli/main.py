@@ -81,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_stdout()
         return PIPE_CLOSED
     except OSError as error:
-        return _failed(error, FAILED)
+        named = error.filename is not None and error.strerror is not None
+        return _failed(OSError(f"{error.filename}: {error.strerror}") if named else error, FAILED)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
@@ -271,7 +272,9 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_synthetic(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("output", metavar="FOLDER", help="a folder that does not exist yet")
+    parser.add_argument(
+        "output", metavar="FOLDER", help="a folder that is empty or does not exist yet"
+    )
     parser.add_argument("--kind", metavar="K", help="dense (the default), sliding or moe")
     parser.add_argument("--model-type", metavar="T", help="in place of a kind, another family's")
     parser.add_argument(
