@@ -13,58 +13,18 @@ import mlx.core as mx
 import pytest
 
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.nvrtc import kernel_source
 
 REQUIRE = "TURBOSPARK_REQUIRE_CUDA_COMPILER"
 WHEEL = "TURBOSPARK_MLX_CUDA_WHEEL"
 ARCHITECTURE = "sm_90a"
 LIBRARY = "mlx/lib/libmlx.so"
 DEVICE = Path("mlx/backend/cuda/device")
-TYPES = {
-    mx.float32: "float",
-    mx.float16: "__half",
-    mx.bfloat16: "__nv_bfloat16",
-    mx.uint8: "uint8_t",
-    mx.uint32: "uint32_t",
-    mx.int32: "int32_t",
-}
 
 
 def assemble(names: dict[str, Any], call: dict[str, Any]) -> str:
-    """Put a body into the source that `mx.fast.cuda_kernel` compiles for these arguments."""
-    inputs = zip(names["input_names"], call["inputs"], strict=True)
-    outputs = zip(names["output_names"], call["output_dtypes"], strict=True)
-    parameters: list[str] = []
-    for name, array in inputs:
-        parameters.append(f"    const {TYPES[array.dtype]}* {name}")
-        parameters += [
-            f"    const __grid_constant__ {fact.title()} {name}_{fact}"
-            for fact in ("shape", "strides")
-            if f"{name}_{fact}" in names["source"]
-        ]
-    parameters += [f"    {TYPES[dtype]}* {name}" for name, dtype in outputs]
-    constants = [
-        f"  using {name} = {TYPES[value]};"
-        if isinstance(value, mx.Dtype)
-        else f"  constexpr {'bool' if isinstance(value, bool) else 'int'} {name} = "
-        f"{str(value).lower()};"
-        for name, value in call["template"]
-    ]
-    return "\n".join(
-        [
-            '#include "mlx/backend/cuda/device/utils.cuh"',
-            "#include <cooperative_groups.h>",
-            names["header"],
-            "namespace mlx::core::cu {",
-            "namespace cg = cooperative_groups;",
-            f"__global__ void custom_kernel_{names['name']}(",
-            ",\n".join(parameters) + ") {",
-            *constants,
-            names["source"],
-            "}",
-            "} // namespace mlx::core::cu",
-            "",
-        ]
-    )
+    """The source that `mx.fast.cuda_kernel` compiles for these arguments, under a short name."""
+    return kernel_source(f"custom_kernel_{names['name']}", names, call)
 
 
 def recording(sources: list[str]) -> GpuTarget:
