@@ -17,13 +17,14 @@ import mlx.nn as nn
 
 from families.qwen3_5.config import Qwen3_5Config, qwen3_5_rope, read_qwen3_5
 from families.qwen3_5.model import Qwen3_5Layer
-from families.qwen3_5.weights import is_raw, layer_weights, with_offset
+from families.qwen3_5.weights import is_raw, layer_weights
 from turbospark.caches.kv import KVCache
 from turbospark.errors import UnsupportedError
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
 from turbospark.nn.projections import NormedProjections, OutputHead, TokenEmbedding
+from turbospark.nn.weights import with_offset
 from turbospark.protocols import Phase
 
 _PREFIX = "mtp."

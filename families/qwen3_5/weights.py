@@ -3,12 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-import mlx.core as mx
-
 from families.qwen3_5.config import Qwen3_5Config, Qwen3_5MoeConfig
-from turbospark.kernels.weights import Weight
 from turbospark.nn.expert_weights import expert_weights
-from turbospark.nn.weights import split_heads, text_weights
+from turbospark.nn.weights import gates_apart, text_weights, with_offset
 
 BESIDE_TEXT = ("vision_tower", "visual", "mtp")
 OFFSET_NORMS = (
@@ -43,25 +40,9 @@ def trunk_weights(config: Qwen3_5Config, weights: Mapping[str, Any]) -> dict[str
     return found
 
 
-def with_offset(norm: mx.array) -> mx.array:
-    """A norm's factors from what was trained: 1 + weight, in float32."""
-    return norm.astype(mx.float32) + 1
-
-
 def layer_weights(config: Qwen3_5Config, weights: Mapping[str, Any]) -> dict[str, Any]:
     """Queries apart from their gates, and the experts of a layer stacked; idempotent."""
-    found: dict[str, Any] = {}
-    for name, value in weights.items():
-        if name.endswith("self_attn.q_proj.weight") and _holds_gate(config, value):
-            q, gate = split_heads(name, value, config.num_attention_heads)
-            found[name] = q
-            found[name.replace("q_proj", "gate_proj")] = gate
-        else:
-            found[name] = value
+    found = gates_apart(weights, config.num_attention_heads, config.head_dim)
     if isinstance(config, Qwen3_5MoeConfig):
         return expert_weights(found, config.num_experts)
     return found
-
-
-def _holds_gate(config: Qwen3_5Config, q: Weight) -> bool:
-    return q.shape[0] == 2 * config.num_attention_heads * config.head_dim

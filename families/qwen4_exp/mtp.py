@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from families.qwen4_exp.config import Qwen4ExpConfig, read_qwen4_exp, read_ropes
 from families.qwen4_exp.model import Qwen4ExpLayer, Ropes, attention_caches, stream_mixer
-from families.qwen4_exp.weights import holds_offsets, is_offset_norm, layer_weights, with_offset
+from families.qwen4_exp.weights import holds_offsets, is_offset_norm, layer_weights
 from turbospark.caches.kv import KVCache
 from turbospark.errors import UnsupportedError
 from turbospark.kernels.rms_norm import rms_norm_reference
@@ -24,6 +24,7 @@ from turbospark.nn.block_sparse import IndexedRows
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
 from turbospark.nn.projections import NormedProjections, TokenEmbedding
 from turbospark.nn.streams import Inject, StreamHead
+from turbospark.nn.weights import with_offset
 from turbospark.protocols import Phase
 
 _PREFIX = "mtp."

@@ -11,7 +11,7 @@ from families.qwen4_exp.config import Qwen4ExpConfig
 from turbospark.errors import CheckpointError
 from turbospark.kernels.weights import Weight
 from turbospark.nn.expert_weights import expert_weights
-from turbospark.nn.weights import join_rows, split_heads, text_weights
+from turbospark.nn.weights import gates_apart, join_rows, text_weights, with_offset
 
 BESIDE_TEXT = ("vision_tower", "visual", "mtp")
 _SHARD = re.compile(r"(?P<stem>.+\.ngram_embedding)\.(shard_|shards\.)(?P<part>\d+)\.weight")
@@ -66,21 +66,9 @@ def is_offset_norm(name: str, value: Any) -> bool:
     return "norm" in name and len(value.shape) == 1 and "linear_attn" not in name
 
 
-def with_offset(norm: mx.array) -> mx.array:
-    """A norm's factors from what was trained: 1 + weight, in float32."""
-    return norm.astype(mx.float32) + 1
-
-
 def layer_weights(config: Qwen4ExpConfig, weights: Mapping[str, Any]) -> dict[str, Any]:
     """Queries apart from their gates, and the experts of a layer stacked; idempotent."""
-    found: dict[str, Any] = {}
-    for name, value in weights.items():
-        if name.endswith("self_attn.q_proj.weight") and _holds_gate(config, value):
-            q, gate = split_heads(name, value, config.num_attention_heads)
-            found[name] = q
-            found[name.replace("q_proj", "gate_proj")] = gate
-        else:
-            found[name] = value
+    found = gates_apart(weights, config.num_attention_heads, config.head_dim)
     return expert_weights(found, config.num_experts)
 
 
@@ -130,7 +118,3 @@ def without_numbers(config: Qwen4ExpConfig, weights: Mapping[str, Any]) -> dict[
                     f"ngram_vocab_size_base) makes {numbers[:3]}..."
                 )
     return found
-
-
-def _holds_gate(config: Qwen4ExpConfig, q: Weight) -> bool:
-    return q.shape[0] == 2 * config.num_attention_heads * config.head_dim

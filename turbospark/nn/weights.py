@@ -96,6 +96,33 @@ def alternate_rows(name: str, weight: Weight) -> list[Weight]:
     return [side(0), side(1)]
 
 
+def with_offset(norm: mx.array) -> mx.array:
+    """A norm's factors from what was trained: 1 + weight, in float32."""
+    return norm.astype(mx.float32) + 1
+
+
+def gates_apart(weights: Mapping[str, Any], num_heads: int, head_dim: int) -> dict[str, Any]:
+    """Queries apart from the gates that a checkpoint keeps in their projections; idempotent.
+
+    Args:
+        weights: by name; `...q_proj.weight` [2 * Hq * D, K] has a head's gate behind its query.
+        num_heads: Hq.
+        head_dim: D.
+    """
+    found: dict[str, Any] = {}
+    for name, value in weights.items():
+        both = (
+            name.endswith("self_attn.q_proj.weight") and value.shape[0] == 2 * num_heads * head_dim
+        )
+        if both:
+            found[name], found[name.replace("q_proj", "gate_proj")] = split_heads(
+                name, value, num_heads
+            )
+        else:
+            found[name] = value
+    return found
+
+
 def split_heads(name: str, weight: Weight, num_heads: int) -> list[Weight]:
     """Cut a matrix [N, K] whose rows are pairs of equal blocks, one pair a head, into two.
 
