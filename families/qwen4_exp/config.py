@@ -22,6 +22,7 @@ from turbospark.nn.config import (
     refuse,
 )
 from turbospark.nn.rope import read_rope, without_axes
+from turbospark.nn.schedule import read_schedule
 
 LayerKind = Literal["linear_attention", "sparse_attention"]
 Small = Annotated[int, Range(1, 2**16)]
@@ -152,25 +153,9 @@ class Qwen4ExpConfig:
             ConfigError: the list has another length.
             UnsupportedError: a kind is unknown, or no layer is linear.
         """
-        count, given = self.num_hidden_layers, self.layer_types
-        if given is None:
-            full = [(i + 1) % self.full_attention_interval == 0 for i in range(count)]
-            given = ["full_attention" if flag else "linear_attention" for flag in full]
-        if len(given) != count:
-            raise ConfigError(
-                f"config.json: layer_types lists {len(given)} layers, but num_hidden_layers={count}"
-            )
-        kinds: list[LayerKind] = []
-        for i, kind in enumerate(given):
-            if kind not in _KINDS:
-                raise UnsupportedError(f"config.json: layer_types[{i}]={kind!r} is not implemented")
-            kinds.append(_KINDS[kind])
-        if "linear_attention" not in kinds:
-            raise UnsupportedError(
-                "config.json: layer_types without a linear_attention layer are not implemented: "
-                "the filters of such layers tell how the checkpoint stores its norms"
-            )
-        return tuple(kinds)
+        return read_schedule(
+            self.layer_types, self.num_hidden_layers, self.full_attention_interval, _KINDS
+        )
 
     def hashing(self, index: int) -> NgramHash:
         """Of the `index`-th layer with n-grams."""
