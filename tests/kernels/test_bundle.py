@@ -15,7 +15,7 @@ from metal_emu import require_emulator
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.int4_gemv import vector_product
 from turbospark.kernels.gpu.int4_rows import int4_rows
-from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
 
 
 def bits(array: mx.array) -> np.ndarray[Any, Any]:
@@ -115,3 +115,27 @@ def test_a_table_whose_arrays_moved_is_looked_up_as_before() -> None:
     tokens = mx.array([3, 60, 0], mx.int32)
     found = int4_rows(tokens, table, target=EMULATION)
     np.testing.assert_allclose(np.array(found), values[[3, 60, 0]], rtol=1e-5, atol=1e-5)
+
+
+def test_a_body_is_searched_once_for_what_it_asks_of_its_inputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched: list[str] = []
+
+    def text(kernel: Kernel) -> str:
+        searched.append(kernel.name)
+        return "uint n = b_strides[0];"
+
+    def build(**_: Any) -> Callable[..., Sequence[mx.array]]:
+        return lambda **call: call["inputs"]
+
+    monkeypatch.setattr(Kernel, "source", property(text))
+    body, target = Kernel("searched", ("a", "b", "c"), ("y",)), GpuTarget("any", "metal.h", build)
+    launch = functools.partial(
+        body, target, [rows(1, 32)] * 3,
+        grid=(32, 1, 1), threadgroup=(32, 1, 1), outputs=[((1,), mx.float32)],
+    )  # fmt: skip
+    assert len(launch(template={"K": 1})) == 2  # a, and b as its strides are asked for
+    searched.clear()
+    launch(template={"K": 2})
+    assert not searched

@@ -95,6 +95,11 @@ class Kernel:
         folder = f"bodies/{self.only}" if self.only else "bodies"
         return f"{folder}/{self.body or self.name}.h"
 
+    @property
+    def strided(self) -> tuple[bool, ...]:
+        """Of each input whether the body asks for its shape or strides; looked up once."""
+        return _strided(self)
+
     def source_for(self, target: GpuTarget, wiring: Wiring | None = None) -> str:
         """The body as MLX gets it: its text, or its path with the names that MLX looks for.
 
@@ -146,8 +151,7 @@ class Kernel:
             KernelError: the launch breaks a rule of the bodies.
         """
         self._check(inputs, template, grid, threadgroup)
-        strided = [any(fact in self.source for fact in facts_of(name)) for name in self.inputs]
-        wiring = Wiring.of(inputs, bundle, strided)
+        wiring = Wiring.of(inputs, bundle, self.strided)
         launch = _build(self, target, shared_bytes, wiring)
         # On CUDA a built kernel is found by its name and template alone, so types belong there.
         types = {f"TYPE_{name}": x.dtype for name, x in zip(self.inputs, inputs, strict=True)}
@@ -252,6 +256,12 @@ def strip_comments(text: str) -> str:
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     lines = (line.rstrip() for line in text.splitlines())
     return "".join(f"{line}\n" for line in lines if line)
+
+
+@functools.cache
+def _strided(kernel: Kernel) -> tuple[bool, ...]:
+    source = kernel.source
+    return tuple(any(fact in source for fact in facts_of(name)) for name in kernel.inputs)
 
 
 @functools.cache
