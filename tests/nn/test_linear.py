@@ -1,0 +1,34 @@
+"""Modules that hold weights."""
+
+from pathlib import Path
+
+import mlx.core as mx
+
+from turbospark.nn.linear import RMSNorm
+
+
+def test_an_offset_is_folded_into_a_norm_once() -> None:
+    norm = RMSNorm(5, 1e-6, offset=1.0)
+    norm.weight = mx.arange(5).astype(mx.bfloat16)
+    folded = norm.value
+    assert folded.weight is not None
+    assert folded.weight.tolist() == [1, 2, 3, 4, 5]
+    assert norm.value.weight is folded.weight
+    assert list(norm.parameters()) == ["weight"]
+
+
+def test_a_new_weight_is_folded_anew() -> None:
+    norm = RMSNorm(2, 1e-6, offset=1.0)
+    assert norm.value.weight is not None
+    norm.weight = mx.zeros((2,))
+    weight = norm.value.weight
+    assert weight is not None
+    assert weight.tolist() == [1, 1]
+
+
+def test_a_step_reads_the_sum_and_does_not_make_it(tmp_path: Path) -> None:
+    norm, file = RMSNorm(3, 1e-6, offset=1.0), tmp_path / "graph.dot"
+    weight = norm.value.weight
+    assert weight is not None
+    mx.export_to_dot(str(file), weight)
+    assert "Add" not in file.read_text()
