@@ -73,6 +73,7 @@ class Ours:
         """Feed a prompt a token at a time, since wide passes would compile more; logits [V]."""
         first, *others = _ids(PROMPT)
         logits = self._model(first[None], caches, phase=Phase.PREFILL).logits
+        mx.eval(logits)  # as a prompt is, before a step is compiled
         for token in others:
             logits = self.step(token[None], caches)
         return logits[-1]

@@ -1,7 +1,5 @@
 """Modules that hold weights."""
 
-from pathlib import Path
-
 import mlx.core as mx
 
 from turbospark.nn.linear import RMSNorm
@@ -24,11 +22,3 @@ def test_a_new_weight_is_folded_anew() -> None:
     weight = norm.value.weight
     assert weight is not None
     assert weight.tolist() == [1, 1]
-
-
-def test_a_step_reads_the_sum_and_does_not_make_it(tmp_path: Path) -> None:
-    norm, file = RMSNorm(3, 1e-6, offset=1.0), tmp_path / "graph.dot"
-    weight = norm.value.weight
-    assert weight is not None
-    mx.export_to_dot(str(file), weight)
-    assert "Add" not in file.read_text()

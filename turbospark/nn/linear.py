@@ -78,12 +78,20 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = mx.ones((dims,))
         self._eps, self._offset = eps, offset
+        self._folded: tuple[mx.array, Norm] | None = None
 
     @property
     def value(self) -> Norm:
-        """The norm as kernels take it, the offset folded in in float32."""
-        weight = self.weight.astype(mx.float32) + self._offset if self._offset else self.weight
-        return Norm(weight, self._eps)
+        """The norm as kernels take it, the offset folded in in float32.
+
+        It is one array as long as the weight is: the first pass makes the sum, later ones read it.
+        """
+        if not self._offset:
+            return Norm(self.weight, self._eps)
+        if self._folded is None or self._folded[0] is not self.weight:
+            weight = self.weight.astype(mx.float32) + self._offset
+            self._folded = self.weight, Norm(weight, self._eps)
+        return self._folded[1]
 
 
 def bias_of(module: Matrix) -> mx.array | None:
