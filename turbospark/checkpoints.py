@@ -55,7 +55,8 @@ def inspect(
     """Say what a checkpoint holds and what it can be used for; no weights are read.
 
     Args:
-        path_or_repo: as for `load`, a Hub id is downloaded; a folder may have a config.json alone.
+        path_or_repo: as for `load`; a folder may have a config.json alone. The weights of a Hub id
+            stay on the Hub.
         context: tokens of a session, for the bytes of its caches; by default the trained length.
         options: revision and local_files_only, as for `load`.
 

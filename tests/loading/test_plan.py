@@ -1,6 +1,8 @@
 """Plans: exact weight and cache bytes from headers, and an honest verdict."""
 
-import huggingface_hub
+import shutil
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from loading.files import (
     write_folder,
     write_gguf,
 )
+from loading.hub_files import serve_hub
 
 import turbospark
 from turbospark.errors import CheckpointError, OptionError, SourceError
@@ -111,52 +114,18 @@ def test_verdict_says_what_would_fit():
 
 
 def test_hub_id_is_planned_from_headers_alone(tmp_path, monkeypatch):
-    folder = write_folder(tmp_path / "hub")
-    asked = []
-
-    def file(repo, name, revision=None):
-        asked.append((repo, name, revision))
-        return str(folder / name)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", file)
-    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", lambda repo, revision: Table())
-    found = plan("owner/name", 50, revision="v1")
-    local = plan(folder, 50)
-    assert asked == [("owner/name", "config.json", "v1")]
-    assert (found.weight_bytes, found.session_bytes) == (local.weight_bytes, local.session_bytes)
-    assert found.source == "owner/name"
+    hub = serve_hub(tmp_path, monkeypatch)
+    write_folder(hub.folder, shards=two_shards(llama_weights()))
+    found, local = plan("owner/name", 50, revision="v1"), plan(hub.folder, 50)
+    assert not [name for name in hub.fetched() if name.endswith(".safetensors")]
+    assert found == replace(local, source="owner/name", free_bytes=found.free_bytes)
+    with pytest.raises(SourceError, match="only the configuration was downloaded before"):
+        plan("owner/name", 50, local_files_only=True)
+    shutil.rmtree(hub.cache)
     with pytest.raises(SourceError, match="not downloaded before, and local_files_only forbids"):
         plan("owner/name", 50, local_files_only=True)
     with pytest.raises(SourceError, match="owner/small was not downloaded before"):
-        plan(folder, 50, local_files_only=True, draft="owner/small")
-
-    monkeypatch.setattr(huggingface_hub, "get_safetensors_metadata", broken)
-    with pytest.raises(SourceError, match="owner/name"):
-        plan("owner/name")
-
-
-def broken(repo, revision):
-    raise ConnectionError("no route")
-
-
-class Table:
-    """What huggingface_hub returns: files, each with tensors of a type and a shape."""
-
-    def __init__(self):
-        half = len(llama_weights()) // 2
-        items = [(name, Tensor(array)) for name, array in llama_weights().items()]
-        self.files_metadata = {"a": Part(items[:half]), "b": Part(items[half:])}
-
-
-class Part:
-    def __init__(self, items):
-        self.tensors = dict(items)
-
-
-class Tensor:
-    def __init__(self, array):
-        self.dtype, self.shape = "F32", list(array.shape)
+        plan(hub.folder, 50, local_files_only=True, draft="owner/small")
 
 
 def test_a_context_beyond_reason_is_refused_at_once(tmp_path):

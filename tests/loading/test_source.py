@@ -9,6 +9,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from loading.files import gguf_bytes, write_folder, write_gguf
+from loading.hub_files import serve_hub
 
 from turbospark.errors import SourceError, UnsupportedError
 from turbospark.loading.plan import plan
@@ -26,30 +27,9 @@ def no_hub(monkeypatch):
         monkeypatch.setattr(huggingface_hub, name, asked)
 
 
-class Hub:
-    """A Hub of one repository, kept in a folder."""
-
-    def __init__(self, folder, repo="owner/name"):
-        self.folder, self.repo, self.asked = folder, repo, []
-
-    def list_repo_files(self, repo, revision=None):
-        self.asked.append(("list", repo, revision))
-        paths = (path for path in self.folder.rglob("*") if path.is_file())
-        return [str(path.relative_to(self.folder)) for path in paths]
-
-    def snapshot_download(self, repo, **options):
-        self.asked.append(("download", repo, options))
-        return str(self.folder)
-
-
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    hub = Hub(tmp_path / "hub")
-    hub.folder.mkdir()
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", hub.list_repo_files)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub.snapshot_download)
-    monkeypatch.chdir(tmp_path)
-    return hub
+    return serve_hub(tmp_path, monkeypatch)
 
 
 def refused(given, *words, kind=SourceError, **options):
@@ -156,7 +136,8 @@ def test_hub_id_downloads_only_the_files_of_a_checkpoint(hub):
     (hub.folder / "onnx").mkdir()
     (hub.folder / "onnx" / "model.onnx").write_bytes(b"")
     source = resolve_source("owner/name", revision="v1")
-    assert (source.kind, source.path) == ("safetensors", hub.folder)
+    assert (source.kind, source.path) == ("safetensors", hub.cache)
+    assert "onnx/model.onnx" not in hub.fetched()
     (_, repo, options) = hub.asked[-1]
     assert repo == "owner/name"
     assert options["revision"] == "v1"
@@ -167,7 +148,7 @@ def test_hub_id_downloads_only_the_files_of_a_checkpoint(hub):
 
 def test_hub_id_of_one_gguf_file_downloads_that_file(hub):
     write_gguf(hub.folder / "model-Q4_K_M.gguf")
-    assert resolve_source("owner/name").path == hub.folder / "model-Q4_K_M.gguf"
+    assert resolve_source("owner/name").path == hub.cache / "model-Q4_K_M.gguf"
     assert hub.asked[-1][2]["allow_patterns"] == ["model-Q4_K_M.gguf"]
 
 
@@ -175,7 +156,7 @@ def test_hub_id_of_many_gguf_files_wants_one_named(hub):
     for name in ("a-Q4_0.gguf", "a-Q8_0.gguf"):
         write_gguf(hub.folder / name)
     refused("owner/name", "2 GGUF files", "hf://owner/name/a-Q4_0.gguf", "a-Q8_0.gguf")
-    assert resolve_source("hf://owner/name/a-Q8_0.gguf").path == hub.folder / "a-Q8_0.gguf"
+    assert resolve_source("hf://owner/name/a-Q8_0.gguf").path == hub.cache / "a-Q8_0.gguf"
     refused("hf://owner/name/a-Q9_0.gguf", "a-Q9_0.gguf")
     refused("hf://owner", "no Hub id")
     refused("hf://owner/name/model.safetensors", "no Hub id")
@@ -191,14 +172,13 @@ def test_local_folder_of_the_owners_name_makes_the_id_a_path(hub, tmp_path):
     refused("owner/name", "no such file or folder", "hf://owner/name")
     assert hub.asked == []
     write_folder(hub.folder)
-    assert resolve_source("hf://owner/name").path == hub.folder
+    assert resolve_source("hf://owner/name").path == hub.cache
 
 
 def test_local_files_only_does_not_list_the_repository(hub):
-    write_folder(hub.folder)
+    write_folder(hub.cache)
     resolve_source("owner/name", local_files_only=True)
-    assert [kind for kind, *_ in hub.asked] == ["download"]
-    assert hub.asked[0][2]["local_files_only"] is True
+    assert [kind for kind, *_ in hub.asked] == ["look up"]
 
 
 @pytest.mark.parametrize(
@@ -222,15 +202,15 @@ def test_errors_of_the_hub_client_become_one_sentence(hub, monkeypatch, error, w
     assert hub.asked == []
 
 
-def test_earlier_download_serves_when_the_hub_cannot_be_reached(hub, monkeypatch, caplog):
-    def fail(*args, **options):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", fail)
-    write_folder(hub.folder)
-    assert resolve_source("owner/name").path == hub.folder
-    assert hub.asked[-1][2]["local_files_only"] is True
+def test_earlier_download_serves_when_the_hub_cannot_be_reached(hub, caplog):
+    hub.offline = ConnectionError("no route")
+    write_folder(hub.cache)
+    assert resolve_source("owner/name").path == hub.cache
+    assert [kind for kind, *_ in hub.asked] == ["list", "look up"]
     assert "earlier download" in caplog.text
+    (hub.cache / "model.safetensors").unlink()
+    refused("owner/name", "only the configuration was downloaded before", "no weights; connect")
+    refused("owner/name", "drop local_files_only once", local_files_only=True)
 
 
 @pytest.mark.parametrize(

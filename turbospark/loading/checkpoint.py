@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,17 +19,42 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<part>\d{5,})-of-(?P<total>\d{5,})\.safete
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".npz")
 
 
-def read_checkpoint(folder: Path) -> dict[str, Slot]:
-    """Every tensor of a folder and where it lies; only headers are read.
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The weight files of a checkpoint, wherever they are.
+
+    Attributes:
+        place: what they lie in, for messages and to name each by.
+        names: every file that is there.
+        read: gives the tensors of some of them, in their order; only headers are read.
+    """
+
+    place: Path
+    names: Collection[str]
+    read: Callable[[Sequence[Path]], Sequence[dict[str, Slot]]]
+
+
+def read_checkpoint(folder: Path, files: WeightFiles | None = None) -> dict[str, Slot]:
+    """Every tensor of a checkpoint and where it lies; only headers are read.
+
+    Args:
+        folder: holds the index where there is one.
+        files: the weight files where they are not in the folder.
 
     Raises:
         CheckpointError: a file is missing, damaged, cut short, or holds other tensors than the
             index says; the message names the file.
     """
+    files = files or _files_of(folder)
     index = folder / INDEX
     if index.exists():
-        return _read_indexed(folder, index)
-    return _merge([(path, read_slots(path)) for path in _unindexed_files(folder)])
+        return _read_indexed(files, index)
+    return _merge(files, _unindexed_files(files))
+
+
+def _files_of(folder: Path) -> WeightFiles:
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    return WeightFiles(folder, names, lambda paths: [read_slots(path) for path in paths])
 
 
 def has_no_weights(folder: Path) -> bool:
@@ -47,11 +73,11 @@ def load_arrays(slots: Mapping[str, Slot]) -> dict[str, mx.array]:
     return arrays
 
 
-def _read_indexed(folder: Path, index: Path) -> dict[str, Slot]:
+def _read_indexed(files: WeightFiles, index: Path) -> dict[str, Slot]:
     weight_map = _weight_map(index)
     names = sorted(set(weight_map.values()))
-    _require_shards(folder, names, INDEX)
-    slots = _merge([(folder / name, read_slots(folder / name)) for name in names])
+    _require_shards(files, names, INDEX)
+    slots = _merge(files, [files.place / name for name in names])
     lost = [name for name in weight_map if name not in slots]
     if lost:
         raise CheckpointError(
@@ -89,18 +115,19 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _require_shards(folder: Path, names: Sequence[str], source: str) -> None:
-    missing = [name for name in names if not (folder / name).is_file()]
+def _require_shards(files: WeightFiles, names: Sequence[str], source: str) -> None:
+    missing = sorted(set(names) - set(files.names))
     if missing:
         raise CheckpointError(
             f"{len(names) - len(missing)} of {len(names)} weight files that {source} names are in "
-            f"{folder}; missing: {some(missing, 4)}. Resume the download, for example with "
-            f"`hf download OWNER/NAME --local-dir {folder}`"
+            f"{files.place}; missing: {some(missing, 4)}. Resume the download, for example with "
+            f"`hf download OWNER/NAME --local-dir {files.place}`"
         )
 
 
-def _unindexed_files(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+def _unindexed_files(files: WeightFiles) -> list[Path]:
+    folder = files.place
+    found = sorted(folder / name for name in files.names if name.endswith(".safetensors"))
     if folder / SINGLE in found:
         return [folder / SINGLE]
     shards = [match for path in found if (match := _SHARD.fullmatch(path.name))]
@@ -113,7 +140,7 @@ def _unindexed_files(folder: Path) -> list[Path]:
             f"{first['stem']}-{part:0{len(first['part'])}d}-of-{first['total']}.safetensors"
             for part in range(1, total + 1)
         ]
-        _require_shards(folder, names, f"the name {first.string}")
+        _require_shards(files, names, f"the name {first.string}")
         return [folder / name for name in names]
     if len(found) == 1:
         return found
@@ -127,7 +154,7 @@ def _unindexed_files(folder: Path) -> list[Path]:
             raise CheckpointError(
                 f"{path} is a link to {path.readlink()}, which is not there: repeat the download"
             )
-    pickles = [path.name for path in sorted(folder.iterdir()) if path.suffix in _PICKLES]
+    pickles = [name for name in sorted(files.names) if name.endswith(_PICKLES)]
     hint = (
         f"; {some(pickles)} is not read: pickled weights may run code, use a safetensors release"
         if pickles
@@ -136,14 +163,13 @@ def _unindexed_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder} has a config.json but no safetensors weights{hint}")
 
 
-def _merge(parts: Sequence[tuple[Path, dict[str, Slot]]]) -> dict[str, Slot]:
+def _merge(files: WeightFiles, paths: Sequence[Path]) -> dict[str, Slot]:
+    parts = list(zip(paths, files.read(paths), strict=True))
     counts = Counter(name for _, slots in parts for name in slots)
     twice = [name for name, count in counts.items() if count > 1]
     if twice:
-        files = [path.name for path, slots in parts if twice[0] in slots]
-        raise CheckpointError(
-            f"tensor {twice[0]!r} is in {' and '.join(files)} of {parts[0][0].parent}"
-        )
+        holding = [path.name for path, slots in parts if twice[0] in slots]
+        raise CheckpointError(f"tensor {twice[0]!r} is in {' and '.join(holding)} of {files.place}")
     return {name: slot for _, slots in parts for name, slot in slots.items()}
 
 

@@ -1,19 +1,25 @@
 """Downloads from the Hugging Face Hub; huggingface_hub is imported when first needed."""
 
+import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
-from turbospark.errors import CheckpointError, SourceError
-from turbospark.loading.safetensors import DTYPES
+from turbospark.errors import SourceError, TurbosparkError
+from turbospark.loading.checkpoint import WeightFiles, read_checkpoint
+from turbospark.loading.safetensors import Slot, read_slot
 
 _LOG = logging.getLogger("turbospark")
 
-PATTERNS = ("*.json", "*.safetensors", "*.model", "*.jinja", "merges.txt", "vocab.txt")
+SMALL = ("*.json", "*.model", "*.jinja", "merges.txt", "vocab.txt")
+PATTERNS = (*SMALL, "*.safetensors")
 """Files of a safetensors checkpoint; those in subfolders are other exports of the same model."""
+
+_AT_ONCE = 8
 
 
 def download(repo: str, file: str, revision: str | None, local_files_only: bool) -> Path:
@@ -29,76 +35,133 @@ def download(repo: str, file: str, revision: str | None, local_files_only: bool)
         SourceError: the repository, revision or file does not exist, access needs a login, or
             there is no connection and no earlier download.
     """
-    import huggingface_hub
-
-    client: Any = huggingface_hub
-
-    def snapshot(patterns: Sequence[str], local: bool) -> Path:
-        folder: str = client.snapshot_download(
-            repo,
-            revision=revision,
-            allow_patterns=list(patterns),
-            ignore_patterns=None if file else ["*/*"],
-            local_files_only=local,
-        )
-        return Path(folder)
-
-    try:
-        if file or local_files_only:
-            folder = snapshot((file,) if file else PATTERNS, local_files_only)
+    client = _Client(repo, file, revision, local_files_only)
+    with client.explaining():
+        if file:
+            folder = client.snapshot((file,), local_files_only)
+        elif local_files_only:
+            folder = client.earlier()
         else:
-            files = _list(client, repo, revision)
-            folder = (
-                snapshot(PATTERNS, True) if files is None else snapshot(_choose(repo, files), False)
-            )
-    except SourceError:
-        raise
-    except Exception as error:
-        raise SourceError(_explain(repo, file, revision, local_files_only, error)) from error
+            files = client.files()
+            folder = client.earlier() if files is None else client.snapshot(_choose(repo, files))
     if file and not (folder / file).exists():
         raise SourceError(f"{repo} has no file {file!r} on the Hub")
     return folder
 
 
-def _list(client: Any, repo: str, revision: str | None) -> Sequence[str] | None:
-    """The files of a repository, or None where the Hub cannot be reached."""
-    try:
-        return client.list_repo_files(repo, revision=revision)
-    except Exception as error:
-        if not _is_offline(error):
-            raise
-        _LOG.warning("turbospark: the Hub cannot be reached; looking for an earlier download")
-        return None
+def headers(repo: str, revision: str | None) -> tuple[Path, dict[str, Slot] | None]:
+    """Fetch a checkpoint's configuration and tokenizer, and only the headers of its weights.
 
+    A GGUF file is fetched whole: it is one, of header, tokenizer and weights.
 
-def headers(
-    repo: str, revision: str | None
-) -> tuple[Path, dict[str, tuple[mx.Dtype, tuple[int, ...]]]]:
-    """Fetch config.json, and type and shape of every tensor by reading headers only.
+    Args:
+        repo: `owner/name`.
+        revision: branch, tag or commit; None is the default branch.
 
     Returns:
-        The local config.json, and tensor name to (type, shape).
+        The folder, and every tensor, whose file is named as one of the repository; None where the
+        weights are in the folder, from now or an earlier download.
 
     Raises:
-        SourceError: the repository cannot be reached or has no safetensors weights.
+        SourceError: as for `download`.
+        CheckpointError: a header is damaged, or a tensor's type is not implemented.
     """
-    import huggingface_hub
+    client = _Client(repo, "", revision)
+    with client.explaining():
+        files = client.files()
+        if files is None:
+            return client.earlier(), None
+        patterns = _choose(repo, files)
+        if patterns is not PATTERNS:
+            return client.snapshot(patterns), None
+        folder = client.snapshot(SMALL)
+        names = [name for name in files if "/" not in name]
+        if all((folder / name).exists() for name in names if name.endswith(".safetensors")):
+            return folder, None
+        return folder, read_checkpoint(folder, WeightFiles(Path(repo), names, client.headers))
 
-    client: Any = huggingface_hub
-    try:
-        config = Path(client.hf_hub_download(repo, "config.json", revision=revision))
-        found = client.get_safetensors_metadata(repo, revision=revision)
-    except Exception as error:
-        raise SourceError(_explain(repo, "", revision, False, error)) from error
-    table: dict[str, tuple[mx.Dtype, tuple[int, ...]]] = {}
-    for file in found.files_metadata.values():
-        for name, tensor in file.tensors.items():
-            if tensor.dtype not in DTYPES:
-                raise CheckpointError(
-                    f"{repo}: tensor {name!r} has type {tensor.dtype!r}, which is not implemented"
-                )
-            table[name] = (DTYPES[tensor.dtype], tuple(tensor.shape))
-    return config, table
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """What is asked of huggingface_hub, of one repository at one revision."""
+
+    repo: str
+    file: str
+    revision: str | None
+    local_files_only: bool = False
+
+    @contextmanager
+    def explaining(self) -> Generator[None]:
+        """Say in one sentence what the Hub refuses."""
+        try:
+            yield
+        except TurbosparkError:
+            raise
+        except Exception as error:
+            raise SourceError(
+                _explain(self.repo, self.file, self.revision, self.local_files_only, error)
+            ) from error
+
+    def files(self) -> Sequence[str] | None:
+        """The files of the repository, or None where the Hub cannot be reached."""
+        try:
+            return _hub().list_repo_files(self.repo, revision=self.revision)
+        except Exception as error:
+            if not _is_offline(error):
+                raise
+            _LOG.warning("turbospark: the Hub cannot be reached; looking for an earlier download")
+            return None
+
+    def earlier(self) -> Path:
+        """The folder of an earlier download.
+
+        Raises:
+            SourceError: there was none of weights.
+        """
+        folder = self.snapshot(PATTERNS, local=True)
+        if any(path.suffix in {".safetensors", ".gguf"} for path in folder.iterdir()):
+            return folder
+        way = "drop local_files_only once" if self.local_files_only else "connect"
+        raise SourceError(
+            f"of {self.repo} only the configuration was downloaded before, as plans and "
+            f"inspections do, and no weights; {way}, or give the path of a folder or .gguf file"
+        )
+
+    def snapshot(self, patterns: Sequence[str], local: bool = False) -> Path:
+        """The folder of files that match, fetched unless they are to be `local`."""
+        folder: str = _hub().snapshot_download(
+            self.repo,
+            revision=self.revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=None if self.file else ["*/*"],
+            local_files_only=local,
+        )
+        return Path(folder)
+
+    def headers(self, paths: Sequence[Path]) -> list[dict[str, Slot]]:
+        """The tensors of safetensors files, of which only the headers are fetched."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(self._header, paths))
+
+    def _header(self, path: Path) -> dict[str, Slot]:
+        found = _hub().parse_safetensors_file_metadata(self.repo, path.name, revision=self.revision)
+        return {
+            name: read_slot(
+                path,
+                name,
+                {
+                    "dtype": tensor.dtype,
+                    "shape": list(tensor.shape),
+                    "data_offsets": list(tensor.data_offsets),
+                },
+                0,
+            )
+            for name, tensor in found.tensors.items()
+        }
+
+
+def _hub() -> Any:
+    return importlib.import_module("huggingface_hub")
 
 
 def _choose(repo: str, files: Sequence[str]) -> Sequence[str]:
@@ -148,7 +211,7 @@ def _explain(
             f"{name!r} is no local path, the Hub cannot be reached ({_short(error)}), and there is "
             "no earlier download; connect, or give the path of a folder or .gguf file"
         )
-    if "EntryNotFoundError" in kinds:
+    if file and "EntryNotFoundError" in kinds:
         return f"{repo}{at} has no file {file!r} on the Hub"
     return f"{name}{at} cannot be fetched from the Hub: {_short(error)}"
 

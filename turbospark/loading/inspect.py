@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from turbospark.errors import CheckpointError, ConfigError
 from turbospark.loading import config as configs
-from turbospark.loading.checkpoint import has_no_weights, read_checkpoint
+from turbospark.loading.checkpoint import has_no_weights
 from turbospark.loading.drafter_modules import drafter_refusals, drafters_beside
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
@@ -19,7 +19,7 @@ from turbospark.loading.opened import build_model, folder_family, gguf_family
 from turbospark.loading.outline import outline
 from turbospark.loading.quantized import canonical
 from turbospark.loading.safetensors import Slot
-from turbospark.loading.source import Source, resolve_source
+from turbospark.loading.source import Source, resolve_headers
 from turbospark.loading.structure import SHORT_TYPES, structure
 from turbospark.protocols import CausalModel
 from turbospark.registry import GGUF_GROUP, GROUP, known_types
@@ -37,7 +37,8 @@ def inspect(
     """Read what a checkpoint holds; its family need not be implemented.
 
     Args:
-        path_or_repo: as for `load`; a folder may have a config.json and no weights.
+        path_or_repo: as for `load`; a folder may have a config.json and no weights. The weights of
+            a Hub id stay on the Hub.
         context: tokens of a session, for the bytes of its caches; by default the trained length.
         revision: branch, tag or commit on the Hub.
         local_files_only: never ask the Hub.
@@ -47,7 +48,7 @@ def inspect(
         ConfigError: its configuration is damaged.
         CheckpointError: its headers are damaged.
     """
-    source = resolve_source(path_or_repo, revision=revision, local_files_only=local_files_only)
+    source = resolve_headers(path_or_repo, revision=revision, local_files_only=local_files_only)
     if source.kind == "gguf":
         return _inspect_gguf(source, context)
     return _inspect_folder(source, context)
@@ -79,7 +80,8 @@ def _inspect_folder(source: Source, context: int | None) -> Inspection:
     raw = configs.read_json(path)
     name = configs.model_type(raw, path)
     config = configs.normalise(raw, path)
-    slots = {} if has_no_weights(folder) else read_checkpoint(folder)
+    is_bare = source.remote is None and has_no_weights(folder)
+    slots = {} if is_bare else source.slots()
     rows = tuple(
         TensorRow(name, slot.shape, SHORT_TYPES[slot.dtype], slot.nbytes, slot.file.name)
         for name, slot in slots.items()
@@ -89,7 +91,7 @@ def _inspect_folder(source: Source, context: int | None) -> Inspection:
     if tokenizer == "none":
         built.setdefault("refused", f"there is no {' and no '.join(_TOKENIZER_FILES)}")
     return Inspection(
-        path=str(folder),
+        path=source.name,
         kind="safetensors",
         model_type=name,
         implemented=name in known_types(GROUP),
@@ -111,7 +113,7 @@ def _built(source: Source, context: int | None, slots: Mapping[str, Slot]) -> di
         found["structure"] = structure(model, config, None, context)
         if source.kind == "safetensors":
             used = {slot.file.name for slot in slots.values()}
-            beside = drafters_beside(config, source.path, used)
+            beside = {} if source.remote else drafters_beside(config, source.path, used)
             found["drafters_beside"] = {kind: str(place) for kind, place in beside.items()}
         if source.kind == "safetensors" and not slots:
             return found | {"refused": "there are no weights"}

@@ -6,7 +6,6 @@ quantizing, changing the float type) works on them, so sizes come from the loadi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,8 +14,6 @@ import numpy as np
 
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading import config as configs
-from turbospark.loading import hub
-from turbospark.loading.checkpoint import read_checkpoint
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_header import GGUFTensor
@@ -24,9 +21,9 @@ from turbospark.loading.gguf_types import DENSE, require_readable
 from turbospark.loading.gguf_weights import gguf_config, parameter_names
 from turbospark.loading.install import Handling, check_fit, handled, parameter_slots
 from turbospark.loading.opened import build_model, folder_family, gguf_family, sanitized
-from turbospark.loading.safetensors import Slot
+from turbospark.loading.row_files import RowFiles
 from turbospark.loading.source import Source
-from turbospark.loading.tables import forget_tables, leave_tables
+from turbospark.loading.tables import UnreadTable, leave_tables
 from turbospark.nn.moe import expert_shares
 from turbospark.nn.ngram_table import table_shares
 from turbospark.protocols import CausalModel
@@ -37,7 +34,7 @@ class Outline:
     """A model that has shapes but no weights.
 
     Attributes:
-        path: folder, file or Hub id.
+        path: folder, file or Hub id, for messages.
         model: the family's model; only its shapes and caches may be used.
         config: normalised.
         weights: sanitized names to stand-ins.
@@ -89,7 +86,7 @@ def held_sizes(
 
 
 def outline(source: Source, dequantize: bool = False) -> Outline:
-    """Read the headers of a checkpoint on this machine.
+    """A checkpoint's model with stand-ins of its weights, from their headers.
 
     Raises:
         ConfigError: its configuration is damaged or not implemented.
@@ -97,42 +94,25 @@ def outline(source: Source, dequantize: bool = False) -> Outline:
     """
     if source.kind == "gguf":
         return _gguf_outline(GGUFFile(source.path), dequantize)
-    folder = source.path
-    slots = read_checkpoint(folder)
-    arrays = {name: mx.zeros(slot.shape, slot.dtype) for name, slot in slots.items()}
-    file_bytes = sum(slot.nbytes for slot in slots.values())
-    return _outline(str(folder), folder / "config.json", arrays, file_bytes, slots)
-
-
-def hub_outline(repo: str, revision: str | None) -> Outline:
-    """Read config.json and the safetensors headers of a Hub repository; no weights.
-
-    Raises:
-        SourceError: it cannot be reached, or has no safetensors.
-    """
-    config_file, table = hub.headers(repo, revision)
-    arrays = {name: mx.zeros(shape, dtype) for name, (dtype, shape) in table.items()}
-    return _outline(repo, config_file, arrays, sum(array.nbytes for array in arrays.values()))
-
-
-def _outline(
-    name: str,
-    path: Path,
-    arrays: Mapping[str, mx.array],
-    file_bytes: int,
-    slots: Mapping[str, Slot] | None = None,
-) -> Outline:
-    raw = configs.read_config(path.parent)
+    path = source.path / "config.json"
+    raw = configs.read_config(source.path)
     config = configs.normalise(raw, path)
     model = build_model(folder_family(raw, path), config, path)
-    if slots is None:
-        left = forget_tables(model, {key: array.nbytes for key, array in arrays.items()})
-    else:  # tables whose files are here are held against the model as loading does
-        left = slots.keys() - leave_tables(model, slots).keys()
-    read = {key: array for key, array in arrays.items() if key not in left}
-    weights = sanitized(model, read, configs.quantization(config, path), path)
-    left_bytes = sum(arrays[key].nbytes for key in left)
-    return Outline(name, model, config, weights, file_bytes, len(arrays), left_bytes, arrays)
+    slots = source.slots()
+    kept = leave_tables(model, slots, RowFiles if source.remote is None else UnreadTable)
+    left = slots.keys() - kept.keys()
+    arrays = {name: mx.zeros(slot.shape, slot.dtype) for name, slot in slots.items()}
+    read = {name: array for name, array in arrays.items() if name not in left}
+    return Outline(
+        path=source.name,
+        model=model,
+        config=config,
+        weights=sanitized(model, read, configs.quantization(config, path), path),
+        file_bytes=sum(slot.nbytes for slot in slots.values()),
+        num_tensors=len(slots),
+        left_bytes=sum(slots[name].nbytes for name in left),
+        arrays=arrays,
+    )
 
 
 def _gguf_outline(file: GGUFFile, dequantize: bool) -> Outline:

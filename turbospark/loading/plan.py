@@ -14,9 +14,9 @@ from turbospark.errors import CheckpointError, OptionError
 from turbospark.kernels.device import on_cpu
 from turbospark.loading.drafter_modules import find_drafter
 from turbospark.loading.install import Handling
-from turbospark.loading.outline import Outline, held_sizes, hub_outline, outline
+from turbospark.loading.outline import Outline, held_sizes, outline
 from turbospark.loading.quantize import parse_quantize
-from turbospark.loading.source import Source, as_hub_id, resolve_source
+from turbospark.loading.source import Source, resolve_headers
 from turbospark.nn.latent import LatentAttention
 from turbospark.nn.moe import RoutedExperts
 from turbospark.nn.unit import units_of
@@ -152,7 +152,7 @@ def plan(
     """Work out the memory a model needs; its weights are neither downloaded nor read.
 
     Args:
-        path_or_repo: as for `load`; of a Hub id only config.json and headers are fetched.
+        path_or_repo: as for `load`; the weights of a Hub id stay on the Hub.
         context: tokens of a session.
         sessions: sessions kept.
         quantize: as for `load`.
@@ -170,16 +170,14 @@ def plan(
     """
     check_context(context)
     wish = parse_quantize(quantize)
-    repo = None if local_files_only else as_hub_id(path_or_repo)
-    if repo is not None:
-        shape = hub_outline(repo, revision)
-    else:
-        source = resolve_source(path_or_repo, revision=revision, local_files_only=local_files_only)
-        shape = outline(source, dequantize)
+    source = resolve_headers(path_or_repo, revision=revision, local_files_only=local_files_only)
+    shape = outline(source, dequantize)
     caches = shape.causal.make_caches(context, RING_SLACK)
     handling = Handling(on_cpu(), wish)
     held, active = shape.held_bytes(handling)
-    drafter, drafter_rows = _drafter_bytes(draft, shape, handling, context, local_files_only)
+    drafter, drafter_rows = _drafter_bytes(
+        draft, shape, source.path, handling, context, local_files_only
+    )
     return Plan(
         source=shape.path,
         model_type=str(shape.config.get("model_type", "")),
@@ -202,6 +200,7 @@ def plan(
 def _drafter_bytes(
     draft: str | os.PathLike[str],
     shape: Outline,
+    place: Path,
     handling: Handling,
     context: int,
     local_files_only: bool,
@@ -209,7 +208,6 @@ def _drafter_bytes(
     """Bytes of a drafter's weights, and of its caches in one session."""
     if draft in {"off", "ngram"}:
         return 0, 0
-    place = Path(shape.path)
     found = find_drafter(
         draft, shape.config, shape.causal, place,
         arrays=shape.arrays, local_files_only=local_files_only,

@@ -51,7 +51,7 @@ def read_slots(path: Path) -> dict[str, Slot]:
     raw, start = _header_bytes(path, size)
     entries = _parse(path, raw)
     entries.pop("__metadata__", None)
-    slots = {name: _slot(path, name, entry, start) for name, entry in entries.items()}
+    slots = {name: read_slot(path, name, entry, start) for name, entry in entries.items()}
     _check_layout(path, slots, start, size)
     return slots
 
@@ -101,7 +101,18 @@ def _counts(value: Any) -> list[int] | None:
     return items if all(type(item) is int and item >= 0 for item in items) else None
 
 
-def _slot(path: Path, name: str, entry: Any, start: int) -> Slot:
+def read_slot(path: Path, name: str, entry: Any, start: int) -> Slot:
+    """A tensor by what a header says of it.
+
+    Args:
+        path: the file.
+        name: the tensor's.
+        entry: the header's value, a mapping of dtype, shape and data_offsets.
+        start: where the header's offsets count from.
+
+    Raises:
+        CheckpointError: it contradicts itself, or has a type that is not implemented.
+    """
     fields = cast("dict[str, Any]", entry if isinstance(entry, dict) else {})
     shape, span = _counts(fields.get("shape")), _counts(fields.get("data_offsets"))
     if shape is None or span is None or len(span) != 2 or span[0] > span[1] or len(shape) > 32:

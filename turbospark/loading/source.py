@@ -2,18 +2,34 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from turbospark.errors import SourceError, TurbosparkError, UnsupportedError
 from turbospark.loading import hub
+from turbospark.loading.checkpoint import read_checkpoint
 from turbospark.loading.demo import Progress, demo_file
+from turbospark.loading.safetensors import Slot
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*")
 _SPLIT = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _LONGEST_SHOWN = 200
 _FILE_ENDINGS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".zip")
+
+
+@dataclass(frozen=True, slots=True)
+class HubHeaders:
+    """Weights that stayed on the Hub.
+
+    Attributes:
+        repo: `owner/name`.
+        slots: every tensor of it; their files are not on this machine.
+    """
+
+    repo: str
+    slots: Mapping[str, Slot]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +39,27 @@ class Source:
     Attributes:
         kind: what its weights are stored as.
         path: the folder (safetensors) or the file (gguf).
+        remote: its weights where they are not there.
     """
 
     kind: Literal["safetensors", "gguf"]
     path: Path
+    remote: HubHeaders | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called: its path, or the repository that its weights stayed in."""
+        return str(self.path) if self.remote is None else self.remote.repo
+
+    def slots(self) -> dict[str, Slot]:
+        """Every tensor of a folder; only headers are read.
+
+        Raises:
+            CheckpointError: as for `read_checkpoint`.
+        """
+        if self.remote is not None:
+            return dict(self.remote.slots)
+        return read_checkpoint(self.path)
 
 
 def resolve_source(
@@ -64,6 +97,32 @@ def resolve_source(
     if not isinstance(path_or_repo, str) or looks_like_path(path_or_repo):
         raise SourceError(_not_there(str(path_or_repo), path))
     return _from_hub(path_or_repo, revision, local_files_only)
+
+
+def resolve_headers(
+    path_or_repo: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    local_files_only: bool = False,
+) -> Source:
+    """Find a checkpoint as `resolve_source` does; the weights of a Hub id stay on the Hub.
+
+    Of a repository of safetensors the configuration, the tokenizer and the headers of the weights
+    are fetched; of one with a GGUF file that file.
+
+    Raises:
+        SourceError: it leads to no checkpoint.
+        CheckpointError: a header on the Hub is damaged.
+    """
+    repo = None if local_files_only else as_hub_id(path_or_repo)
+    if repo is None:
+        return resolve_source(path_or_repo, revision=revision, local_files_only=local_files_only)
+    folder, slots = hub.headers(repo, revision)
+    if slots is None:
+        return local_source(folder)
+    if not (folder / "config.json").exists():
+        raise SourceError(f"{repo} {_what_is_missing(folder, True)}")
+    return Source("safetensors", folder, HubHeaders(repo, slots))
 
 
 def as_hub_id(path_or_repo: str | os.PathLike[str]) -> str | None:

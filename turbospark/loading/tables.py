@@ -1,8 +1,7 @@
 """Tables of a checkpoint that are too large for memory and stay in its files."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
@@ -15,7 +14,7 @@ from turbospark.kernels.weights import BITS
 from turbospark.loading.quantized import canonical
 from turbospark.loading.row_files import RowFiles, TablePart
 from turbospark.loading.safetensors import Slot
-from turbospark.nn.ngram_table import NgramTable
+from turbospark.nn.ngram_table import NgramTable, RowReader
 
 RESIDENT_BYTES = 1 << 30
 """A table of at most so many bytes in its files is read into memory."""
@@ -42,8 +41,17 @@ def large_tables(model: nn.Module, sizes: Mapping[str, int]) -> dict[str, list[s
     return found
 
 
-def leave_tables(model: nn.Module, slots: Mapping[str, Slot]) -> dict[str, Slot]:
+def leave_tables(
+    model: nn.Module,
+    slots: Mapping[str, Slot],
+    open_table: Callable[[Sequence[TablePart]], RowReader] = RowFiles,
+) -> dict[str, Slot]:
     """Leave large tables in their files and give the model readers of their rows.
+
+    Args:
+        model: with unset weights.
+        slots: every tensor of the checkpoint.
+        open_table: makes a reader of a table's parts.
 
     Returns:
         The tensors that are to be read: all others.
@@ -59,27 +67,15 @@ def leave_tables(model: nn.Module, slots: Mapping[str, Slot]) -> dict[str, Slot]
     for path, names in large_tables(model, sizes).items():
         own = {name: rest.pop(name) for name in names}
         parts = _parts(path, own, modules[path].shape[1])
-        _attach(modules[path], RowFiles(parts), own)
+        _attach(modules[path], open_table(parts), own)
     return rest
 
 
-def forget_tables(model: nn.Module, sizes: Mapping[str, int]) -> set[str]:
-    """Let a model that is only measured have no large table.
+class UnreadTable:
+    """A table of which only the size matters; its files need not be there."""
 
-    Returns:
-        The checkpoint's names of their parts.
-    """
-    modules, tables = _tables(model), large_tables(model, sizes)
-    for path in tables:
-        modules[path].leave_in_files(_Unread(modules[path].shape))
-    return {name for names in tables.values() for name in names}
-
-
-@dataclass(frozen=True, slots=True)
-class _Unread:
-    """A table of which only the size matters."""
-
-    shape: tuple[int, int]
+    def __init__(self, parts: Sequence[TablePart]) -> None:
+        self.shape = sum(part.rows for part in parts), parts[0].width
 
     def prefetch(self, rows: NDArray[np.int64]) -> None:
         raise NotImplementedError
@@ -172,7 +168,7 @@ def _layout(part: TablePart) -> tuple[Any, ...]:
     return part.bits, part.group_size, *((slot.dtype, slot.shape[1:]) for slot in arrays)
 
 
-def _attach(table: NgramTable, reader: RowFiles, slots: Mapping[str, Slot]) -> None:
+def _attach(table: NgramTable, reader: RowReader, slots: Mapping[str, Slot]) -> None:
     try:
         table.leave_in_files(reader)
     except ShapeError as error:
