@@ -21,6 +21,7 @@ def int4_emulation(
     blocks: int | None = None,
     old: str = "",
     new: str = "",
+    mutated: str = "int4_chain",
     launched: list[str] | None = None,
 ) -> GpuTarget:
     """A target that runs int4_mma and int4_chain, one block after another.
@@ -30,6 +31,7 @@ def int4_emulation(
         blocks: how many blocks run at most; by default all.
         old: text of a body that `new` takes the place of, if any.
         new: a planted mistake.
+        mutated: how the names of kernels begin that have it.
         launched: notes the names of kernels that are built.
     """
     metal_emu.require_emulator()
@@ -40,7 +42,7 @@ def int4_emulation(
         if not names["name"].startswith(("int4_mma", "int4_chain")):
             return emulated(order, **names)
         source = names["source"]
-        if old and names["name"].startswith("int4_chain"):
+        if old and names["name"].startswith(mutated):
             assert old in source, f"no {old!r} to mutate"
             source = source.replace(old, new)
         shared = f"threadgroup uchar shared[{names.pop('shared_memory')}];"
@@ -71,7 +73,7 @@ def int4_emulation(
 
 def _header(given: str) -> str:
     """The header of a body with the emulator's tensor cores in place of the GPU's."""
-    macros = re.findall(r"^#define (?:PARTS \d+|PAIR|ZEROS \d+)$", given, re.MULTILINE)
+    macros = re.findall(r"^#define (?:PARTS \d+|PAIR|ZEROS \d+|SUMMED)$", given, re.MULTILINE)
     parts, steps = (
         strip_comments((_FOLDER / name).read_text("ascii")) for name in ("parts.h", "cuda_int4.h")
     )

@@ -28,6 +28,7 @@ from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.rms_norm import rms_norm
+from turbospark.kernels.gpu.step_sums import StreamSum, factors_of
 from turbospark.kernels.gpu.streams import streams_mix, streams_norm
 from turbospark.kernels.target import DeltaGeometry
 from turbospark.kernels.weights import Norm
@@ -52,6 +53,13 @@ def product(case: ProductCase, launch: Callable[..., object]) -> Callable[[GpuTa
 
 def bundled(case: ProductCase, launch: Callable[..., object]) -> Callable[[GpuTarget], object]:
     return lambda target: launch(case.product().bundled(), case.x(), case.added(), target)
+
+
+def summed(case: ProductCase) -> Callable[[GpuTarget], object]:
+    x, factors = case.x(), factors_of(Norm(mx.ones((case.K,)), 1e-6))
+    assert factors is not None
+    parts = StreamSum(x, x, factors)
+    return lambda target: int4_mma(case.product(), x, None, target, parts=parts)
 
 
 def norm(width: int, dtype: mx.Dtype) -> Callable[[GpuTarget], object]:
@@ -88,6 +96,7 @@ IN_BF16 = AttentionCase(1, (8, 2), 128, 300, 256, sealed=256, tail=128, dtype=BR
 IN_WINDOW = AttentionCase(8, (8, 2), 256, 300, 256, sealed=256, tail=128, window=90, sinks=True)
 IN_THREE = ProductCase(8, (67, 9, 35), 4096, 64, BRAIN, BRAIN, norm="norm", bias=(1,))
 IN_PAIR = ProductCase(1, (2051, 2051), 2560, 64, HALF, HALF, norm="norm", activation="silu")
+IN_WIDE_PAIR = replace(IN_PAIR, K=6656, dtype=BRAIN, scale_dtype=BRAIN)
 IN_WIDE_ROWS = ProductCase(8, (29,), 14336, 64, BRAIN, BRAIN, residual=True)
 LAUNCHES = {
     "one row": gemv(GemvCase(1, 2051, 2560, 64, BRAIN, BRAIN)),
@@ -101,6 +110,9 @@ LAUNCHES = {
     "wide rows on tensor cores": product(IN_WIDE_ROWS, int4_mma),
     "three weights in a bundle": bundled(IN_THREE, int4_mma),
     "odd groups on tensor cores": product(CASES[2], int4_mma),
+    "a pair of a sum": summed(IN_WIDE_PAIR),
+    "three weights of eight sums": summed(IN_THREE),
+    "odd groups of a sum": summed(CASES[2]),
     "a chain of one row": ChainCase(1, 4096, 320, 9216).run,
     "a chain of eight rows": ChainCase(8, 4096, 256, 14336, HALF, HALF).run,
     "a chain of odd groups": CHAIN_CASES[4].run,

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.int4_product import Int4Product
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
+from turbospark.kernels.gpu.step_sums import StreamSum
 
 THREADS = 256
 MULTIPROCESSORS = 132  # of a Hopper GPU; more blocks than fit at once wait for their turn
@@ -56,6 +58,7 @@ def int4_mma(
     geometry: Geometry | None = None,
     *,
     zeros: int = 0,
+    parts: StreamSum | None = None,
 ) -> list[mx.array]:
     """Launch. Each row's result is the same, bit for bit, whatever rows stand beside it.
 
@@ -67,6 +70,8 @@ def int4_mma(
         geometry: by default `choose_geometry`'s.
         zeros: so many int32 zeros, 256 at most, are one more result, for a later launch to count
             in.
+        parts: x is their branch, and the product that of their sum, rounded to the dtype of x; one
+            more result, the last, is that sum [M, K].
 
     Raises:
         ShapeError: the arrays are outside the bounds of the bodies.
@@ -77,12 +82,16 @@ def int4_mma(
     tiles = sum(-(-N // (16 * cut.tall)) for N in product.widths[: product.parts])
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
     kernel = product.kernel("int4_mma", "cuda", HELPERS)
-    outputs = product.outputs(x)
+    inputs, outputs = product.inputs(x, residual), product.outputs(x)
     if zeros:
         kernel, outputs = _with_zeros(kernel, zeros), [*outputs, ((zeros,), mx.int32)]
+    if parts is not None:
+        _check_parts(product, x, parts)
+        kernel, outputs = _with_sum(kernel), [*outputs, (x.shape, x.dtype)]
+        inputs += [parts.stream, parts.norm]
     return kernel(
         target,
-        product.inputs(x, residual),
+        inputs,
         template=product.template(x)
         | {
             "WARPS": cut.warps,
@@ -107,6 +116,33 @@ def _with_zeros(kernel: Kernel, count: int) -> Kernel:
         outputs=(*kernel.outputs, "zeros"),
         macros=(*kernel.macros, f"ZEROS {count}"),
     )
+
+
+@functools.cache
+def _with_sum(kernel: Kernel) -> Kernel:
+    return replace(
+        kernel,
+        name=f"{kernel.name}_sum",
+        inputs=(*kernel.inputs, "stream", "branch_norm"),
+        outputs=(*kernel.outputs, "summed"),
+        macros=(*kernel.macros, "SUMMED"),
+    )
+
+
+def _check_parts(product: Int4Product, x: mx.array, parts: StreamSum) -> None:
+    stream, norm = parts.stream, parts.norm
+    if product.norm is None:
+        raise ShapeError("int4_mma forms a sum only in front of a norm")
+    if stream.shape != x.shape or stream.dtype != x.dtype:
+        raise ShapeError(
+            f"int4_mma adds a branch {x.shape} {x.dtype} to a stream like it, not {stream.shape} "
+            f"{stream.dtype}"
+        )
+    if norm.dtype != mx.float32 or norm.size <= product.inner:
+        raise ShapeError(
+            f"int4_mma takes a branch's norm of {product.inner} float32 values and an eps, not "
+            f"{norm.shape} {norm.dtype}"
+        )
 
 
 def choose_geometry(product: Int4Product, rows: int) -> Geometry:

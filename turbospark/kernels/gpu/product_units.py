@@ -7,6 +7,7 @@ import mlx.core as mx
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.gpu.int4_product import MAX_ROWS
 from turbospark.kernels.gpu.products import Products
+from turbospark.kernels.gpu.step_sums import StreamSum
 from turbospark.kernels.target import AddProjected, Project, Transform
 from turbospark.kernels.weights import Activation, Norm, Weight
 from turbospark.protocols import Phase
@@ -114,11 +115,17 @@ def _residual(
         if post_norm is None
         else None
     )
+    factors = products.factors_of_sum(post_norm)
 
     def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array:
+        residual = products.sums.written(residual)
         made = None if fused is None else fused(x, residual, phase)
-        if made is None:
-            return products.normed(single(x, phase), post_norm, residual)
-        return made[0]
+        if made is not None:
+            return made[0]
+        branch = single(x, phase)
+        h = products.normed(branch, post_norm, residual)
+        if factors is not None and phase is Phase.DECODE and branch.dtype == residual.dtype:
+            products.sums.put(h, StreamSum(branch, residual, factors))
+        return h
 
     return run

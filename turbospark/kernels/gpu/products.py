@@ -20,6 +20,7 @@ from turbospark.kernels.gpu.int4_product import (
     takes,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.step_sums import StepSums, StreamSum, factors_of
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
@@ -42,6 +43,7 @@ class Products:
 
     Attributes:
         chains: the units that take in several products.
+        sums: of the stream and normed branches, which products may form as they read them.
     """
 
     def __init__(self, target: GpuTarget, enabled: frozenset[str]) -> None:
@@ -51,6 +53,7 @@ class Products:
         ]
         self._verdicts: dict[tuple[object, ...], bool] = {}
         self.chains = ChainUnits(target, enabled)
+        self.sums = StepSums()
 
     def has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
         """Whether any part of a unit runs in a body of this target."""
@@ -153,10 +156,16 @@ class Products:
             if added is not None and added.dtype != x.dtype:
                 return None
             zeros = self._zeros_of(form, norm)
-            name = self._body(product, x, zeros)
+            parts = None if norm is None else self.sums.parts(x)
+            name = None if parts is None else self._body(product, x, zeros, parts)
+            if name is None:
+                parts, name = None, self._body(product, x, zeros)
             if name is None:
                 return None
-            made = self._launch(name, product, x, added, zeros)
+            rows = self.sums.written(x) if parts is None else parts.branch
+            made = self._launch(name, product, rows, added, zeros, parts)
+            if parts is not None:
+                self.sums.put(x, made.pop())
             if len(made) > product.parts:
                 self.chains.zeros.put(x, made.pop())
             return made
@@ -168,11 +177,23 @@ class Products:
         is_first = form == "fused_projections" and norm is not None
         return COUNTERS if is_first and self.chains.zeros.are_wanted else 0
 
+    def factors_of_sum(self, norm: Norm | None) -> mx.array | None:
+        """`factors_of` a norm behind a branch, if a later product may add that branch."""
+        if norm is None or "int4_mma" not in self._bodies:
+            return None
+        return factors_of(norm) if {"fused_residual", "rms_norm"} <= self._enabled else None
+
     def _launch(
-        self, name: str, product: Int4Product, x: mx.array, added: mx.array | None, zeros: int
+        self,
+        name: str,
+        product: Int4Product,
+        x: mx.array,
+        added: mx.array | None,
+        zeros: int,
+        parts: StreamSum | None,
     ) -> list[mx.array]:
         if name == "int4_mma":
-            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros)
+            return int4_mma.int4_mma(product, x, added, self._target, zeros=zeros, parts=parts)
         return vector_product(product, x, added, self._target)
 
     def single(
@@ -196,9 +217,11 @@ class Products:
 
         return run
 
-    def _body(self, product: Int4Product, x: mx.array, zeros: int) -> str | None:
+    def _body(
+        self, product: Int4Product, x: mx.array, zeros: int, parts: StreamSum | None = None
+    ) -> str | None:
         """The first body that serves; each is built and tried once for every size."""
-        for name in self._bodies:
+        for name in self._bodies if parts is None else ["int4_mma"]:
             if name == "int4_mma" and not int4_mma.takes(product, x.dtype):
                 if int4_mma.takes(replace(product, norm=None), x.dtype):
                     return None  # a norm launched before it costs less than the next body
@@ -213,19 +236,23 @@ class Products:
                 types,
                 None if weight is None else weight.dtype,
                 zeros,
+                parts is None,
                 *product.template(x).items(),
             )
             if key not in self._verdicts:
-                self._verdicts[key] = self._runs(name, product, x, zeros)
+                self._verdicts[key] = self._runs(name, product, x, zeros, parts)
             if self._verdicts[key]:
                 return name
         return None
 
-    def _runs(self, name: str, product: Int4Product, x: mx.array, zeros: int) -> bool:
+    def _runs(
+        self, name: str, product: Int4Product, x: mx.array, zeros: int, parts: StreamSum | None
+    ) -> bool:
         def launch() -> list[mx.array]:
             rows = mx.zeros(x.shape, x.dtype)
             added = mx.zeros((x.shape[0], product.widths[0]), x.dtype) if product.residual else None
-            return self._launch(name, product, rows, added, zeros)
+            given = None if parts is None else StreamSum(rows, rows, parts.norm)
+            return self._launch(name, product, rows, added, zeros, given)
 
         sizes = f"{'+'.join(map(str, product.widths))} columns of {product.inner} values"
         return runs(name, sizes, launch, self._target, instead="the next kernel does")

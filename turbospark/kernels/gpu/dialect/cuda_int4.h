@@ -276,6 +276,27 @@ FUNC void add_normed_rows(const GLOBAL X* x, const GLOBAL X* residual, const GLO
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
+// Puts M rows in shared memory that are stream + norm(branch), rounded and then normed; 256 threads
+// take part. `branch_norm` has K factors, then eps. The sums are given to `take` too, eight at a
+// time, with the place of the first. The bits are those of rms_norm and of `stage_rows` behind it.
+template <int M, int K, bool HAS_NORM_WEIGHT, typename X, typename W, typename Take>
+FUNC void stage_sums(uint to, const GLOBAL X* branch, const GLOBAL X* stream,
+                     const GLOBAL float* branch_norm, const GLOBAL W* norm_weight, float eps,
+                     SHARED_PTR float* sums, int index, Take take) {
+  float squares[M];
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  add_normed_rows<M, K>(branch, stream, branch_norm, branch_norm[K], sums, index,
+                        [&](int m, int chunk, const Pack<uint, 4>& words) {
+                          take(m * K + chunk * 8, words);
+                          const Pack<uint, 4> ordered = in_code_order(words);
+                          squares[m] = add_squares<X>(squares[m], ordered);
+                          store_shared(to + place_of_chunk(chunk) + m * row_bytes(K), ordered);
+                        });
+  float inverse[M];
+  inverse_means<M>(inverse, squares, K, eps, sums, index);
+  scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, norm_weight, index);
+}
+
 template <int VALUE>
 struct Number {
   static constexpr int value = VALUE;

@@ -3,7 +3,8 @@
 // WARPS warps share a tile, each taking STEP groups at a time, which it fetches STAGES - 1 steps
 // ahead into its own part of shared memory. All eight columns of an mma are there whatever M is, so
 // every row of x gets the bits that it would get by itself. Codes enter as 16 + code; the sum of x
-// over a group, times 16 scales, takes that off again.
+// over a group, times 16 scales, takes that off again. With SUMMED every block forms the rows first,
+// stream + norm(x), and one of them writes these.
 extern __shared__ __align__(128) unsigned char shared[];
 using X = TYPE_x;
 using S = TYPE_scales0;
@@ -91,10 +92,20 @@ UNROLL for (int stage = 0; stage < STAGES - 1; stage++) { fetch(); }
 if (blockIdx.x == 0 && threadIdx.x < ZEROS) { zeros[threadIdx.x] = 0; }
 #endif
 
+#ifdef SUMMED
+stage_sums<M, K, HAS_NORM_WEIGHT>(
+    staged_x, x, stream, branch_norm, norm_weight, numbers[0], sums, threadIdx.x,
+    [&](int at, const Pack<uint, 4>& words) {
+      if (blockIdx.x == 0) {
+        store_pack<8>(summed + at, values_of<X>(words));
+      }
+    });
+#else
 if constexpr (STAGED_X) {
   stage_rows<M, K, NORM, HAS_NORM_WEIGHT>(staged_x, x, norm_weight, numbers[0], sums,
                                           threadIdx.x);
 }
+#endif
 
 const uint x_of_lane = staged_x + row_of_x * X_STRIDE + quarter * 16;
 const GLOBAL X* const direct_x = x + row_of_x * K + quarter * 16;
