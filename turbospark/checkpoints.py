@@ -2,15 +2,16 @@
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, cast
 
 from turbospark.errors import OptionError
 from turbospark.loading.inspect import inspect as inspect_checkpoint
 from turbospark.loading.inspection import Inspection
-from turbospark.loading.plan import Plan, check_context
+from turbospark.loading.plan import check_context
 from turbospark.loading.plan import plan as plan_memory
+from turbospark.loading.planned import Plan
 from turbospark.runner.abilities import abilities
-from turbospark.settings import RunnerConfig, unknown_option
+from turbospark.settings import PLANNED_OPTIONS, RunnerConfig, resolve, unknown_option
 
 DEFAULT_MODEL = "demo"
 
@@ -20,8 +21,8 @@ def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> 
 
     Args:
         path_or_repo: as for `load`.
-        options: context, sessions; quantize, revision, dequantize, local_files_only and draft as
-            for `load`. A drafter that is given by a Hub id is downloaded.
+        options: context, sessions; quantize, revision, dequantize, local_files_only, draft and
+            checkpoint_bytes as for `load`. A drafter that is given by a Hub id is downloaded.
 
     Returns:
         the numbers; its `repr` shows the arithmetic and the verdict.
@@ -31,19 +32,22 @@ def plan(path_or_repo: str | os.PathLike[str] | None = None, **options: Any) -> 
         SourceError: no checkpoint is there.
     """
     known = (
-        "context", "sessions", "quantize", "revision", "dequantize", "local_files_only", "draft",
+        "context", "sessions", "quantize", "revision", "dequantize", "local_files_only",
+        *PLANNED_OPTIONS,
     )  # fmt: skip
     for name, value in options.items():
         if name not in known:
             raise unknown_option(name, known)
         if name in {"context", "sessions"}:
             _check_count(name, value)
-    draft = options.get("draft")
-    if draft is None:
-        options.pop("draft", None)
-    elif not isinstance(draft, str | os.PathLike):
-        raise OptionError(f"draft={draft!r} is not text")
-    return plan_memory(DEFAULT_MODEL if path_or_repo is None else path_or_repo, **options)
+    wanted: dict[str, Any] = {name: options.pop(name, None) for name in PLANNED_OPTIONS}
+    if isinstance(wanted["draft"], os.PathLike):
+        wanted["draft"] = os.fspath(cast("os.PathLike[str]", wanted["draft"]))
+    return plan_memory(
+        DEFAULT_MODEL if path_or_repo is None else path_or_repo,
+        config=resolve(RunnerConfig, wanted),
+        **options,
+    )
 
 
 def inspect(

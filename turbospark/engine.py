@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 from turbospark.errors import UnsupportedError
 from turbospark.loading.build import LoadedModel
-from turbospark.loading.plan import free_bytes, megabytes
+from turbospark.loading.plan import free_bytes
+from turbospark.loading.planned import megabytes
 from turbospark.protocols import CausalModel, Drafter
 from turbospark.runner.conversation import Conversation
 from turbospark.runner.conversations import Conversations, Named, Parked

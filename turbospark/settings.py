@@ -202,6 +202,8 @@ def refuse_unbuilt(given: Mapping[str, Any]) -> dict[str, Any]:
 
 PLAN_CONTEXT, PLAN_SESSIONS = 8192, 2
 """What a plan counts where nobody says: tokens of a session, and sessions."""
+PLANNED_OPTIONS = ("draft", "checkpoint_bytes")
+"""Of a RunnerConfig, what a plan depends on."""
 
 
 def env_name(option_name: str) -> str:

@@ -1,5 +1,6 @@
 """Plans: exact weight and cache bytes from headers, and an honest verdict."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -24,10 +25,11 @@ from turbospark.loading import plan as plans
 from turbospark.loading.build import load_model
 from turbospark.loading.drafters import load_drafter
 from turbospark.loading.install import parameter_slots, parts_of
-from turbospark.loading.plan import Plan, plan, session_bytes
+from turbospark.loading.plan import plan, session_bytes
+from turbospark.loading.planned import Plan
 from turbospark.nn.linear import Matrix
 from turbospark.protocols import Phase
-from turbospark.settings import KernelPolicy
+from turbospark.settings import KernelPolicy, RunnerConfig
 from turbospark.testing import write_tiny_checkpoint
 
 
@@ -109,6 +111,10 @@ def test_verdict_says_what_would_fit():
     assert changed(free_bytes=51_000_000).fits is False
     assert "10.0 MB are lacking; about 50 tokens" in changed(free_bytes=51_000_000).verdict
     assert "smaller quantization" in changed(free_bytes=30_000_000).verdict
+    kept = changed(checkpoint_bytes=4_000_000, free_bytes=66_000_000)
+    assert "3.0 MB are lacking; checkpoint_bytes=2500000 would fit" in kept.verdict
+    state = changed(checkpoint_bytes=4_000_000, state_bytes=2_000_000, free_bytes=52_600_000)
+    assert "with checkpoint_bytes=0 about 47 tokens a session would fit" in state.verdict
     assert changed(free_bytes=None).fits is None
     assert "does not say" in changed(free_bytes=None).verdict
 
@@ -125,7 +131,7 @@ def test_hub_id_is_planned_from_headers_alone(tmp_path, monkeypatch):
     with pytest.raises(SourceError, match="not downloaded before, and local_files_only forbids"):
         plan("owner/name", 50, local_files_only=True)
     with pytest.raises(SourceError, match="owner/small was not downloaded before"):
-        plan(hub.folder, 50, local_files_only=True, draft="owner/small")
+        plan(hub.folder, 50, local_files_only=True, config=drafting("owner/small"))
 
 
 def test_a_context_beyond_reason_is_refused_at_once(tmp_path):
@@ -139,6 +145,10 @@ def test_unknown_quantization_is_refused(tmp_path):
 
 
 LOST = "mtp.fc.weight"
+
+
+def drafting(draft):
+    return RunnerConfig(draft=str(draft))
 
 
 def drafter_bytes(folder, draft, **options):
@@ -164,7 +174,7 @@ def drafter_bytes(folder, draft, **options):
 def test_the_checkpoint_s_own_head_is_counted(tmp_path, quantize):
     folder = write_qwen(tmp_path / "a")
     planned = plan(folder, 70, 3, quantize=quantize)
-    alone = plan(folder, 70, 3, quantize=quantize, draft="off")
+    alone = plan(folder, 70, 3, quantize=quantize, config=drafting("off"))
     weights, rows = drafter_bytes(folder, "auto", quantize=quantize)
     assert (planned.drafter_bytes, planned.drafter_session_bytes) == (weights, rows)
     assert planned.total_bytes - alone.total_bytes == weights + 3 * rows
@@ -172,24 +182,65 @@ def test_the_checkpoint_s_own_head_is_counted(tmp_path, quantize):
     assert "drafter " in repr(planned)
     assert "of it the drafter's" in repr(planned)
     assert "drafter" not in repr(alone)
-    assert plan(folder, 70, draft="ngram").drafter_bytes == 0
-    assert plan(folder, 70, draft="mtp").drafter_bytes == plan(folder, 70).drafter_bytes
+    assert plan(folder, 70, config=drafting("ngram")).drafter_bytes == 0
+    assert plan(folder, 70, config=drafting("mtp")).drafter_bytes == plan(folder, 70).drafter_bytes
 
 
 def test_a_drafter_of_its_own_files_is_counted(tmp_path):
     folder = write_qwen(tmp_path / "a")
     blocks = write_blocks(tmp_path / "blocks")
-    planned = plan(folder, 70, draft=blocks)
+    planned = plan(folder, 70, config=drafting(blocks))
     assert (planned.drafter_bytes, planned.drafter_session_bytes) == drafter_bytes(folder, blocks)
     target, small = write_tiny_checkpoint(tmp_path / "b"), tmp_path / "small"
     write_tiny_checkpoint(small, num_hidden_layers=1)
-    planned = plan(target, 70, draft=small)
+    planned = plan(target, 70, config=drafting(small))
     assert planned.drafter_bytes == plan(small, 70).weight_bytes
     assert (planned.drafter_bytes, planned.drafter_session_bytes) == drafter_bytes(target, small)
 
 
-def test_a_wish_for_a_drafter_is_read_as_loading_reads_it(tmp_path):
+def refused_draft(target, draft, *words):
+    """Both a plan and loading refuse it in the same words."""
+    said = []
+    for ask in (turbospark.plan, turbospark.load):
+        with pytest.raises(OptionError) as caught:
+            ask(target, draft=str(draft))
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    for word in words:
+        assert word in said[0]
+
+
+def test_a_draft_model_that_loading_refuses_is_not_planned(tmp_path, monkeypatch):
+    hub = serve_hub(tmp_path, monkeypatch)
+    target, small = write_tiny_checkpoint(hub.folder), tmp_path / "small"
+    write_tiny_checkpoint(small, vocab_size=200)
+    refused_draft(target, small, f"draft model {small} has 200 rows for the 259 tokens")
+    write_tiny_checkpoint(small)
+    path = small / "tokenizer.json"
+    described = json.loads(path.read_text())
+    vocabulary = described["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    path.write_text(json.dumps(described))
+    refused_draft(target, small, "tokenizer is not the model's own: token 97 is")
+    with pytest.raises(OptionError, match="tokenizer is not the model's own"):
+        plan("owner/name", config=drafting(str(small)))
+    path = write_gguf(tmp_path / "a.gguf", tensors=gguf_tensors(encode=q8_0))
+    refused_draft(target, path, "it has 263 tokens, the model's has 259")
+    refused_draft(path, target, "it has 259 tokens, the model's has 263")
+
+
+def test_a_wish_for_a_drafter_is_read_as_loading_reads_it(tmp_path, monkeypatch):
     folder = write_folder(tmp_path / "a")
+    own = write_qwen(tmp_path / "b")
+    assert turbospark.plan(own, context=70).drafter_bytes > 0
+    monkeypatch.setenv("TURBOSPARK_DRAFT", "off")
+    monkeypatch.setenv("TURBOSPARK_CHECKPOINT_BYTES", "0")
+    found = turbospark.plan(own, context=70)
+    assert found.drafter_bytes == found.checkpoint_bytes == 0
+    assert turbospark.plan(own, context=70, checkpoint_bytes="10000000").checkpoint_bytes > 0
+    with pytest.raises(OptionError, match="checkpoint_bytes=-1"):
+        turbospark.plan(own, checkpoint_bytes=-1)
+    monkeypatch.undo()
     assert turbospark.plan(folder, context=70, draft=None).drafter_bytes == 0
     with pytest.raises(OptionError, match="draft=5 is not text"):
         turbospark.plan(folder, draft=5)
@@ -201,8 +252,8 @@ def test_a_drafter_that_is_not_there_is_refused_as_loading_does(tmp_path):
     lacking = write_qwen(tmp_path / "b", change=lambda name, value: None if name == LOST else value)
     assert plan(lacking, 70).drafter_bytes == 0  # which loading logs
     with pytest.raises(CheckpointError, match="fc"):
-        plan(lacking, 70, draft="mtp")
+        plan(lacking, 70, config=drafting("mtp"))
     with pytest.raises(OptionError, match="draft='mtp' cannot be had: no model of the family"):
-        plan(folder, 70, draft="mtp")
+        plan(folder, 70, config=drafting("mtp"))
     with pytest.raises(SourceError, match="no such file"):
-        plan(folder, 70, draft="./nowhere")
+        plan(folder, 70, config=drafting("./nowhere"))

@@ -10,9 +10,14 @@ from loading.files import write_folder
 from turbospark.loading import plan as plans
 from turbospark.loading.build import load_model
 from turbospark.loading.inspect import inspect
-from turbospark.loading.plan import megabytes, plan
+from turbospark.loading.plan import plan
+from turbospark.loading.planned import megabytes
 from turbospark.protocols import Phase
-from turbospark.settings import KernelPolicy
+from turbospark.runner.runner import Runner
+from turbospark.runner.serving import decide, session_maker
+from turbospark.sessions.pool import SessionPool
+from turbospark.settings import KernelPolicy, RunnerConfig
+from turbospark.speculation.off import NoDrafter
 
 GOLDEN = load_golden("qwen3_5")
 STATE = 6 * 4 * (3 * (2 * 72 + 192) + 6 * 32 * 24)  # six layers: three rows, and six heads
@@ -35,8 +40,24 @@ def test_state_bytes_are_what_a_session_then_takes(folder, context):
     assert planned.state_bytes == STATE
     assert planned.state_bytes == sum(cache.nbytes for cache in caches if cache.recurrent)
     assert planned.session_bytes == sum(cache.nbytes for cache in caches)
-    assert planned.cache_bytes == 3 * planned.session_bytes
+    assert planned.cache_bytes == 3 * (planned.session_bytes + planned.checkpoint_bytes)
     assert "of it recurrent state" in repr(planned)
+
+
+@pytest.mark.parametrize("budget", [0, STATE - 1, STATE, 5 * STATE, 5 * STATE + 7, 99 * STATE])
+@pytest.mark.parametrize("context", [4, 40])
+def test_states_to_go_back_to_are_counted_as_a_session_keeps_them(folder, budget, context):
+    loaded = load_model(folder, policy=KernelPolicy(kernels="reference"))
+    config = RunnerConfig(checkpoint_bytes=budget, checkpoint_every=1, max_context=context)
+    serving = decide(loaded.model, config, frozenset(), None)
+    runner = Runner(loaded.model, SessionPool(session_maker(loaded.model, serving)), NoDrafter())
+    for position in range(context):
+        runner.prefill_chunk([position], position, False)
+    kept = runner.session.checkpoints.nbytes
+    planned = plan(folder, context, sessions=3, config=config)
+    assert planned.checkpoint_bytes == kept
+    assert planned.cache_bytes == 3 * (planned.session_bytes + kept)
+    assert ("to go back to (checkpoint_bytes)" in repr(planned)) == (kept > 0)
 
 
 def test_planned_weights_are_what_the_model_holds(folder):
@@ -59,7 +80,7 @@ def test_an_inspection_tells_the_state(folder):
 
 def test_a_family_without_recurrent_layers_has_no_state(tmp_path):
     path = write_folder(tmp_path / "llama")
-    assert plan(path, 50).state_bytes == 0
+    assert plan(path, 50).state_bytes == plan(path, 50).checkpoint_bytes == 0
     assert "state" not in repr(inspect(path))
     assert "recurrent" not in repr(plan(path, 50))
 

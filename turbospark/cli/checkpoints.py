@@ -10,7 +10,7 @@ from turbospark.cli.flags import given
 from turbospark.cli.output import Console
 from turbospark.errors import OptionError
 from turbospark.loading.convert import convert as convert_checkpoint
-from turbospark.settings import LoadConfig
+from turbospark.settings import LoadConfig, RunnerConfig
 from turbospark.testing.synthetic import synthetic as write_synthetic
 
 _ARGUMENTS = {
@@ -24,13 +24,9 @@ _ARGUMENTS = {
 
 def plan(arguments: argparse.Namespace, console: Console) -> None:
     """Say what a model needs and whether it fits."""
-    wanted = _options(arguments)
+    wanted = _options(arguments) | given(arguments, RunnerConfig)
     found = plan_memory(
-        arguments.model,
-        context=arguments.context,
-        sessions=arguments.sessions,
-        draft=arguments.draft,
-        **wanted,
+        arguments.model, context=arguments.context, sessions=arguments.sessions, **wanted
     )
     _show(found, arguments, console)
 

@@ -33,7 +33,10 @@ def flag(name: str) -> str:
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, *tables: Table, unused: Collection[str] = ()
+    parser: argparse.ArgumentParser,
+    *tables: Table,
+    unused: Collection[str] = (),
+    left_out: Collection[str] = (),
 ) -> None:
     """Give a parser a flag for every option of the tables, and remember the tables.
 
@@ -41,11 +44,14 @@ def add_flags(
         parser: of one command.
         tables: of options.
         unused: options that the command refuses; the help leaves them out.
+        left_out: options that it does not have at all.
     """
     for table in tables:
         group = parser.add_argument_group(TITLES[table])
         hints = typing.get_type_hints(table)
         for item in dataclasses.fields(table):
+            if item.name in left_out:
+                continue
             names = [flag(item.name)]
             if item.metadata["alias"]:
                 names.append(flag(item.metadata["alias"]))
@@ -53,7 +59,7 @@ def add_flags(
             group.add_argument(
                 *names, dest=item.name, default=None, help=text, **_kind(hints[item.name])
             )
-    parser.set_defaults(tables=tables, unused=frozenset(unused))
+    parser.set_defaults(tables=tables, unused=frozenset({*unused, *left_out}))
 
 
 def note_own_flags(parser: argparse.ArgumentParser, common: Collection[str]) -> None:

@@ -25,10 +25,12 @@ from turbospark.errors import OptionError, TurbosparkError
 from turbospark.settings import (
     PLAN_CONTEXT,
     PLAN_SESSIONS,
+    PLANNED_OPTIONS,
     GenerationConfig,
     KernelPolicy,
     LoadConfig,
     RunnerConfig,
+    option_names,
     refuse_unbuilt,
     unknown_option,
 )
@@ -249,10 +251,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{what} (default: {default})",
         )
-    parser.add_argument(
-        "--draft", default="auto", metavar="D", help="as for generate (default: auto)"
-    )
-    add_flags(parser, LoadConfig)
+    left_out = {*option_names(RunnerConfig).values()} - {*PLANNED_OPTIONS}
+    add_flags(parser, LoadConfig, RunnerConfig, left_out=left_out)
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

@@ -23,7 +23,7 @@ from turbospark.loading.install import check_fit, parameter_slots, parts_of
 from turbospark.loading.losses import Loss, loss
 from turbospark.loading.opened import open_checkpoint
 from turbospark.loading.perplexity import SAMPLE, perplexity
-from turbospark.loading.plan import megabytes
+from turbospark.loading.planned import megabytes
 from turbospark.loading.quantize import (
     QUANTIZATIONS,
     Quantization,

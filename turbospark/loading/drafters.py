@@ -4,7 +4,7 @@ import logging
 import os
 from typing import cast
 
-from turbospark.errors import CheckpointError, OptionError
+from turbospark.errors import CheckpointError
 from turbospark.kernels.device import on_cpu
 from turbospark.loading.build import LoadedModel, Progress, set_weights
 from turbospark.loading.drafter_modules import find_drafter
@@ -17,7 +17,7 @@ from turbospark.protocols import CausalModel, Drafter
 from turbospark.speculation.model import ModelDrafter
 from turbospark.speculation.ngram import NgramDrafter
 from turbospark.speculation.off import NoDrafter
-from turbospark.speculation.tokenizers import check_same_tokens
+from turbospark.speculation.tokenizers import check_draft_model
 
 _log = logging.getLogger("turbospark")
 
@@ -80,13 +80,8 @@ def _draft_model(
     source: Source, target: LoadedModel, wish: Quantization | None, progress: Progress | None
 ) -> ModelDrafter:
     opened = open_checkpoint(source)
-    check_same_tokens(target.tokenizer, opened.tokenizer)
     model = cast("CausalModel", opened.model)
-    if model.vocab_size < target.tokenizer.vocab_size:
-        raise OptionError(
-            f"the draft model {source.path} has {model.vocab_size} rows for the "
-            f"{target.tokenizer.vocab_size} tokens of its tokenizer: its files are not of one model"
-        )
+    check_draft_model(target.tokenizer, opened.tokenizer, model.vocab_size, source.path)
     set_weights(opened, Handling(on_cpu(), None if opened.is_quantized else wish), progress)
     bind_units(opened.model, target.kernels)
     return ModelDrafter(model, target.model.vocab_size)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from turbospark.loading.plan import megabytes
+from turbospark.loading.planned import megabytes
 from turbospark.loading.structure import Structure
 from turbospark.protocols import CausalModel
 

@@ -127,6 +127,21 @@ def _open_gguf(source: Source, dequantize: bool) -> Opened:
     )
 
 
+def read_tokenizer(source: Source, config: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        source: the checkpoint.
+        config: normalised.
+
+    Raises:
+        TokenizerError: it is damaged, or there is none.
+    """
+    if source.kind == "gguf":
+        return tokenizer_from_gguf(GGUFFile(source.path).metadata, str(source.path))
+    return load_tokenizer(source.path, config)
+
+
 def folder_family(raw: Mapping[str, Any], path: Path) -> Family:
     """The family of a config.json.
 

@@ -3,9 +3,8 @@
 import os
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -14,128 +13,22 @@ from turbospark.errors import CheckpointError, OptionError
 from turbospark.kernels.device import on_cpu
 from turbospark.loading.drafter_modules import find_drafter
 from turbospark.loading.install import Handling
+from turbospark.loading.opened import read_tokenizer
 from turbospark.loading.outline import Outline, held_sizes, outline
+from turbospark.loading.planned import Plan
 from turbospark.loading.quantize import parse_quantize
 from turbospark.loading.source import Source, resolve_headers
 from turbospark.nn.latent import LatentAttention
 from turbospark.nn.moe import RoutedExperts
 from turbospark.nn.unit import units_of
-from turbospark.settings import PLAN_CONTEXT, PLAN_SESSIONS
+from turbospark.settings import PLAN_CONTEXT, PLAN_SESSIONS, RunnerConfig
 from turbospark.speculation.model import ModelDrafter
+from turbospark.speculation.tokenizers import check_draft_model
 
 RING_SLACK = 128
 CHUNK_ON_CPU = 256
 CHUNK_ON_GPU = 2048
 LONGEST_CONTEXT = 10_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The arithmetic of a model's memory.
-
-    Attributes:
-        source: folder, file or Hub id.
-        model_type: its family.
-        num_tensors: tensors in the files.
-        file_bytes: bytes of the tensors in the files.
-        weight_bytes: bytes of the weights once loaded; exact.
-        active_bytes: those of them that one token needs: of routed experts, the few it is sent to.
-        left_bytes: bytes of tables that stay in the files, of which a token reads a few rows.
-        drafter_bytes: bytes of a drafter's weights once loaded; exact.
-        drafter_session_bytes: bytes of its caches in one session of `context` tokens; exact.
-        context: tokens of a session.
-        sessions: sessions kept.
-        session_bytes: bytes of one session's caches at `context` tokens; exact.
-        state_bytes: those of them that recurrent layers take at any length; exact.
-        working_bytes: activations of the largest prefill chunk and the logits; an estimate.
-        free_bytes: memory that may be had now, or None where the machine does not say.
-    """
-
-    source: str
-    model_type: str
-    num_tensors: int
-    file_bytes: int
-    weight_bytes: int
-    context: int
-    sessions: int
-    session_bytes: int
-    working_bytes: int
-    free_bytes: int | None
-    state_bytes: int = 0
-    active_bytes: int = 0
-    left_bytes: int = 0
-    drafter_bytes: int = 0
-    drafter_session_bytes: int = 0
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of all sessions' caches, the drafter's among them."""
-        return self.sessions * (self.session_bytes + self.drafter_session_bytes)
-
-    @property
-    def total_bytes(self) -> int:
-        """Weights, the drafter's too, caches and working memory."""
-        weights = self.weight_bytes + self.drafter_bytes
-        return weights + self.cache_bytes + self.working_bytes
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether it fits the free memory; None where that is unknown."""
-        return None if self.free_bytes is None else self.total_bytes <= self.free_bytes
-
-    @property
-    def verdict(self) -> str:
-        """The answer in one sentence."""
-        if self.free_bytes is None:
-            return f"needs {megabytes(self.total_bytes)}; this machine does not say what is free"
-        if self.fits:
-            return (
-                f"fits: {megabytes(self.free_bytes - self.total_bytes)} of "
-                f"{megabytes(self.free_bytes)} free memory stay free"
-            )
-        short = self.total_bytes - self.free_bytes
-        room = self.free_bytes - (self.total_bytes - self.cache_bytes)
-        if room <= 0 or not self.cache_bytes:
-            way = "a smaller quantization or more memory is needed"
-        else:
-            tokens = int(self.context * room / self.cache_bytes)
-            way = f"about {tokens} tokens a session would fit"
-        return f"does not fit: {megabytes(short)} are lacking; {way}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Every number by its name."""
-        names = self.__slots__
-        fields = {name: getattr(self, name) for name in names}
-        extra = ("cache_bytes", "total_bytes", "fits", "verdict")
-        return fields | {name: getattr(self, name) for name in extra}
-
-    def __repr__(self) -> str:
-        rows = [
-            ("weights", self.weight_bytes, f"{self.num_tensors} tensors, "
-             f"{megabytes(self.file_bytes)} on disk" + self._left_note() + self._active_note()),
-            *([("drafter", self.drafter_bytes, "its weights")] if self.drafter_bytes else []),
-            ("caches", self.cache_bytes,
-             f"{self.sessions} x {megabytes(self.session_bytes + self.drafter_session_bytes)}, a "
-             f"session of {self.context} tokens" + self._state_note()),
-            ("working", self.working_bytes, "one prefill chunk and the logits, estimated"),
-            ("total", self.total_bytes, self.verdict),
-        ]  # fmt: skip
-        lines = [f"{name:<8} {megabytes(size):>12}   {note}" for name, size, note in rows]
-        return "\n".join([f"{self.source} ({self.model_type})", *lines])
-
-    def _left_note(self) -> str:
-        if not self.left_bytes:
-            return ""
-        return f", where {megabytes(self.left_bytes)} stay and are read row by row"
-
-    def _active_note(self) -> str:
-        if self.active_bytes in (0, self.weight_bytes):
-            return ""
-        return f", {megabytes(self.active_bytes)} of them for one token"
-
-    def _state_note(self) -> str:
-        parts = (self.state_bytes, "recurrent state"), (self.drafter_session_bytes, "the drafter's")
-        return "".join(f", {megabytes(size)} of it {name}" for size, name in parts if size)
 
 
 def plan(
@@ -147,7 +40,7 @@ def plan(
     revision: str | None = None,
     dequantize: bool = False,
     local_files_only: bool = False,
-    draft: str | os.PathLike[str] = "auto",
+    config: RunnerConfig | None = None,
 ) -> Plan:
     """Work out the memory a model needs; its weights are neither downloaded nor read.
 
@@ -159,11 +52,12 @@ def plan(
         revision: branch, tag or commit on the Hub.
         dequantize: as for `load`.
         local_files_only: plan what was downloaded before, and never ask the Hub.
-        draft: as for `load`; of a Hub id the whole drafter is fetched.
+        config: how the model is run, of which `PLANNED_OPTIONS` count; by default as usual. Of a
+            drafter's Hub id the whole drafter is fetched.
 
     Raises:
         OptionError: the context is beyond `LONGEST_CONTEXT`, `quantize` is unknown, or there is
-            no such drafter.
+            no such drafter, or it reads other tokens.
         SourceError: no checkpoint is there.
         ConfigError: its configuration is damaged or not implemented.
         CheckpointError: its headers are damaged or not those of the configuration.
@@ -175,9 +69,8 @@ def plan(
     caches = shape.causal.make_caches(context, RING_SLACK)
     handling = Handling(on_cpu(), wish)
     held, active = shape.held_bytes(handling)
-    drafter, drafter_rows = _drafter_bytes(
-        draft, shape, source.path, handling, context, local_files_only
-    )
+    config = config or RunnerConfig()
+    drafter = _drafter_bytes(config.draft, shape, source, handling, context, local_files_only)
     return Plan(
         source=shape.path,
         model_type=str(shape.config.get("model_type", "")),
@@ -192,30 +85,42 @@ def plan(
         working_bytes=_working_bytes(shape, context),
         free_bytes=free_bytes(),
         state_bytes=state_bytes(caches),
-        drafter_bytes=drafter,
-        drafter_session_bytes=drafter_rows,
+        drafter_bytes=drafter.weights,
+        drafter_session_bytes=drafter.session,
+        checkpoint_bytes=_checkpoint_bytes(
+            state_bytes(caches), drafter.state, context, config.checkpoint_bytes
+        ),
     )
 
 
+class _DrafterBytes(NamedTuple):
+    """Of a drafter's weights, of its caches in one session, and of recurrent ones among these."""
+
+    weights: int = 0
+    session: int = 0
+    state: int = 0
+
+
 def _drafter_bytes(
-    draft: str | os.PathLike[str],
+    draft: str,
     shape: Outline,
-    place: Path,
+    target: Source,
     handling: Handling,
     context: int,
     local_files_only: bool,
-) -> tuple[int, int]:
-    """Bytes of a drafter's weights, and of its caches in one session."""
+) -> _DrafterBytes:
     if draft in {"off", "ngram"}:
-        return 0, 0
+        return _DrafterBytes()
     found = find_drafter(
-        draft, shape.config, shape.causal, place,
+        draft, shape.config, shape.causal, target.path,
         arrays=shape.arrays, local_files_only=local_files_only,
     )  # fmt: skip
     if isinstance(found, str):
-        return 0, 0
+        return _DrafterBytes()
     if isinstance(found, Source):
         other = outline(found)
+        own, theirs = read_tokenizer(target, shape.config), read_tokenizer(found, other.config)
+        check_draft_model(own, theirs, other.causal.vocab_size, found.name)
         held = other.held_bytes(handling)[0]
         drafter = ModelDrafter(other.causal, shape.causal.vocab_size)
     else:
@@ -223,10 +128,18 @@ def _drafter_bytes(
             held = sum(held_sizes(found.module, found.weights(), found.where, handling).values())
         except CheckpointError:
             if draft == "auto":  # loading goes without it
-                return 0, 0
+                return _DrafterBytes()
             raise
         drafter = found.drafter()
-    return held, session_bytes(drafter.new_state(context).caches, context)
+    caches = drafter.new_state(context).caches
+    return _DrafterBytes(held, session_bytes(caches, context), state_bytes(caches))
+
+
+def _checkpoint_bytes(state: int, drafter_state: int, context: int, budget: int) -> int:
+    """What the states that one session keeps may take: no more than one a token of its text."""
+    if not 0 < state <= budget:
+        return 0
+    return min(budget, min(budget // state, context) * (state + drafter_state))
 
 
 def check_context(context: int) -> None:
@@ -284,13 +197,6 @@ def free_bytes() -> int | None:
         if line.startswith("MemAvailable:"):
             return 1024 * int(line.split()[1])
     return None
-
-
-def megabytes(count: int) -> str:
-    """A number of bytes for people: decimal megabytes, kilobytes of few, gigabytes of many."""
-    if 0 < count < 10**5:
-        return f"{count / 1e3:.1f} kB"
-    return f"{count / 1e9:.2f} GB" if count >= 10**10 else f"{count / 1e6:.1f} MB"
 
 
 def _chunk() -> int:

@@ -13,7 +13,8 @@ from turbospark.caches.latent import LatentCache
 from turbospark.caches.ring import RingCache
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.install import Slot, parameter_slots
-from turbospark.loading.plan import LONGEST_CONTEXT, RING_SLACK, megabytes, session_bytes
+from turbospark.loading.plan import LONGEST_CONTEXT, RING_SLACK, session_bytes
+from turbospark.loading.planned import megabytes
 from turbospark.loading.safetensors import DTYPES
 from turbospark.nn.moe import expert_shares
 from turbospark.nn.ngram_table import table_shares

@@ -46,6 +46,26 @@ def check_same_tokens(target: Vocabulary, draft: Vocabulary) -> None:
         )
 
 
+def check_draft_model(target: Vocabulary, draft: Vocabulary, rows: int, where: object) -> None:
+    """Refuse a draft model whose ids mean other texts, or that has no rows for some of them.
+
+    Args:
+        target: of the model drafted for.
+        draft: of the draft model.
+        rows: ids that the draft model knows.
+        where: its files, for the message.
+
+    Raises:
+        OptionError: naming the first difference.
+    """
+    check_same_tokens(target, draft)
+    if rows < target.vocab_size:
+        raise OptionError(
+            f"the draft model {where} has {rows} rows for the {target.vocab_size} tokens of its "
+            "tokenizer: its files are not of one model"
+        )
+
+
 def _difference(target: Vocabulary, draft: Vocabulary) -> str | None:
     if target.vocab_size != draft.vocab_size:
         return f"it has {draft.vocab_size} tokens, the model's has {target.vocab_size}"
