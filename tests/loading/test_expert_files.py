@@ -102,14 +102,40 @@ def test_heads_tied_and_untied(name, tied, has_head, tmp_path):
     assert (golden.difference(logits, "full") < golden.tolerance) == (not tied)
 
 
-@pytest.mark.parametrize("spelling", [alone, sparse_block])
-def test_a_lost_expert_is_named(spelling, tmp_path):
+@pytest.mark.parametrize(("spelling", "leaf"), [(alone, "down_proj"), (sparse_block, "w2")])
+def test_a_lost_expert_is_named_with_its_file(spelling, leaf, tmp_path):
     golden = load_golden("mixtral")
-    weights = spelling(float_weights(golden))
-    lost = next(name for name in weights if ".experts.5." in name)
-    del weights[lost]
-    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts\.\w+_proj\.weight"):
-        load_model(folder_of(tmp_path / "a", golden, weights), policy=REFERENCE)
+    tensors, _ = files_of(spelling(float_weights(golden)))
+    lost = f".experts.5.{leaf}.weight"
+    tensors = {
+        name: value
+        for name, value in tensors.items()
+        if not (".layers.1." in name and name.endswith(lost))
+    }
+    shown = f"expert 5 of layer 1 is not whole: its 'model.layers.1.mlp.experts.5.{leaf}.weight'"
+    names = list(tensors)
+    shards = {"model-00001-of-00002.safetensors": names[::2],
+              "model-00002-of-00002.safetensors": names[1::2]}  # fmt: skip
+    one = write_folder(tmp_path / "one", tensors, golden.config)
+    two = write_folder(tmp_path / "two", tensors, golden.config, shards)
+    for folder, where in (
+        (one, f"{one}/model.safetensors: "),
+        (two, f"{two} (2 files of model.safetensors.index.json): "),
+    ):
+        for ask in (load_model, plan):
+            with pytest.raises(CheckpointError) as caught:
+                ask(folder)
+            assert str(caught.value).startswith(where + shown)
+            assert "is missing, while 7 of 8 experts have theirs" in str(caught.value)
+        assert shown in inspect(folder).refused
+
+
+def test_experts_beyond_those_of_the_configuration_are_named(tmp_path):
+    golden = load_golden("mixtral")
+    weights = alone(float_weights(golden))
+    folder = folder_of(tmp_path / "a", golden, weights, num_local_experts=7)
+    with pytest.raises(CheckpointError, match=r"layers\.0\.mlp\.experts\.7\.\w+.* 0 to 6"):
+        load_model(folder, policy=REFERENCE)
 
 
 @pytest.mark.parametrize("other", [alone, switched, wrapped])

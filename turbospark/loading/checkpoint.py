@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -55,6 +56,30 @@ def read_checkpoint(folder: Path, files: WeightFiles | None = None) -> dict[str,
 def _files_of(folder: Path) -> WeightFiles:
     names = [path.name for path in folder.iterdir() if path.is_file()]
     return WeightFiles(folder, names, lambda paths: [read_slots(path) for path in paths])
+
+
+@contextmanager
+def naming_files(where: str) -> Generator[None]:
+    """Add the files to a CheckpointError of the code below, which knows the tensors only."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def where_of(folder: Path, slots: Mapping[str, Slot]) -> str:
+    """The files of tensors, for messages.
+
+    Args:
+        folder: holds the index where there is one.
+        slots: what is read.
+    """
+    files = sorted({slot.file for slot in slots.values()})
+    if len(files) == 1:
+        return str(files[0])
+    listed = f" of {INDEX}" if (folder / INDEX).exists() else ""
+    place = files[0].parent if files else folder
+    return f"{place} ({len(files)} files{listed})"
 
 
 def has_no_weights(folder: Path) -> bool:

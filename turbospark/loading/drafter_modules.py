@@ -13,7 +13,7 @@ import mlx.nn as nn
 from turbospark.errors import CheckpointError, ConfigError, OptionError
 from turbospark.kernels.weights import Weight
 from turbospark.loading import config as configs
-from turbospark.loading.checkpoint import load_arrays, read_checkpoint
+from turbospark.loading.checkpoint import load_arrays, naming_files, read_checkpoint
 from turbospark.loading.install import Handling, install_weights, parameter_slots
 from turbospark.loading.quantized import assemble
 from turbospark.loading.safetensors import read_slots
@@ -57,8 +57,9 @@ class FoundModule:
             tail = f".{path}".rpartition(f".{_PREFIX}")[2]
             return widths.get(tail.removeprefix("."))
 
-        weights = assemble(self.arrays, self.quantization, width_of, self.where)
-        return cast("Any", self.module).sanitize(weights)
+        with naming_files(f"the drafter of {self.where}"):
+            weights = assemble(self.arrays, self.quantization, width_of, self.where)
+            return cast("Any", self.module).sanitize(weights)
 
     def install(self, handling: Handling) -> None:
         """Set the module's weights."""

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from turbospark.errors import UnsupportedError
 from turbospark.kernels.weights import Weight
 from turbospark.loading import config as configs
-from turbospark.loading.checkpoint import INDEX, load_arrays, read_checkpoint
+from turbospark.loading.checkpoint import load_arrays, naming_files, read_checkpoint, where_of
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_weights import architecture, gguf_config, gguf_weights
@@ -81,11 +81,11 @@ def _open_folder(source: Source) -> Opened:
     stop_ids = configs.stop_ids(folder, raw)
     model = build_model(folder_family(raw, path), config, path)
     slots = read_checkpoint(folder)
-    where = _where(folder, slots)
+    where = where_of(folder, slots)
     read = leave_tables(model, slots)
 
     def weights(_: Count) -> dict[str, Weight]:
-        return sanitized(model, load_arrays(read), quantization, path)
+        return sanitized(model, load_arrays(read), quantization, path, where)
 
     return Opened(
         source=folder,
@@ -188,10 +188,23 @@ def sanitized(
     arrays: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
     config_path: Path,
+    where: str,
 ) -> dict[str, Weight]:
-    """Checkpoint tensors as the model names them, quantized ones joined; nothing is evaluated."""
-    weights = assemble(arrays, quantization, width_of(model), str(config_path))
-    return cast("CausalModel", model).sanitize(weights)
+    """Checkpoint tensors as the model names them, quantized ones joined; nothing is evaluated.
+
+    Args:
+        model: with unset weights.
+        arrays: by the names they are stored under.
+        quantization: what config.json says of it.
+        config_path: that file.
+        where: the files of the tensors, for messages.
+
+    Raises:
+        CheckpointError: they are not those of the configuration.
+    """
+    with naming_files(where):
+        weights = assemble(arrays, quantization, width_of(model), str(config_path))
+        return cast("CausalModel", model).sanitize(weights)
 
 
 def width_of(model: nn.Module) -> WidthOf:
@@ -202,11 +215,3 @@ def width_of(model: nn.Module) -> WidthOf:
         if slot.is_matrix
     }
     return lambda path: widths.get(canonical(path))
-
-
-def _where(folder: Path, slots: Mapping[str, Slot]) -> str:
-    files = sorted({slot.file.name for slot in slots.values()})
-    if len(files) == 1:
-        return str(folder / files[0])
-    listed = f" of {INDEX}" if (folder / INDEX).exists() else ""
-    return f"{folder} ({len(files)} files{listed})"

@@ -14,6 +14,7 @@ import numpy as np
 
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading import config as configs
+from turbospark.loading.checkpoint import where_of
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_header import GGUFTensor
@@ -107,7 +108,9 @@ def outline(source: Source, dequantize: bool = False) -> Outline:
         path=source.name,
         model=model,
         config=config,
-        weights=sanitized(model, read, configs.quantization(config, path), path),
+        weights=sanitized(
+            model, read, configs.quantization(config, path), path, where_of(source.path, slots)
+        ),
         file_bytes=sum(slot.nbytes for slot in slots.values()),
         num_tensors=len(slots),
         left_bytes=sum(slots[name].nbytes for name in left),
