@@ -29,12 +29,14 @@ from turbospark.errors import (
 from turbospark.version import __version__
 
 try:
-    importlib.import_module("mlx.core")
+    _mx = importlib.import_module("mlx.core")
 except ImportError as error:
     raise BackendError(
         f"MLX has no back end on this machine ({error}); install one: "
         'pip install "turbospark[cpu]" for a CPU, "turbospark[cuda13]" for an NVIDIA GPU'
     ) from error
+if _mx.cuda.is_available():
+    importlib.import_module("turbospark.settings").let_graphs_grow()
 
 if TYPE_CHECKING:
     from turbospark import kernels

@@ -206,6 +206,17 @@ PLANNED_OPTIONS = ("draft", "checkpoint_bytes")
 """Of a RunnerConfig, what a plan depends on."""
 
 
+def let_graphs_grow() -> None:
+    """Let MLX put a step's launches into few CUDA graphs, unless the environment says how many.
+
+    MLX ends a graph once the arrays that its launches name reach a size, and counts every array
+    whole, at each launch anew. A layer's weights lie in one array, of which each launch reads a
+    part: by that count a step of routed experts is a dozen graphs. MLX reads the variable when it
+    first computes.
+    """
+    os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", "100000")
+
+
 def env_name(option_name: str) -> str:
     """The environment variable of an option."""
     return f"TURBOSPARK_{option_name.upper()}"

@@ -1,7 +1,11 @@
 """The option table: values, environment, refusals."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from turbospark.errors import OptionError, SourceError
@@ -9,6 +13,7 @@ from turbospark.settings import (
     KernelPolicy,
     RunnerConfig,
     cache_folder,
+    let_graphs_grow,
     resolve,
 )
 
@@ -73,3 +78,24 @@ def test_unknown_option_names_the_nearest() -> None:
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURBOSPARK_CACHE", "/somewhere/else")
     assert str(cache_folder()) == "/somewhere/else"
+
+
+def test_the_size_of_cuda_graphs_is_the_users_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", "7")
+    let_graphs_grow()
+    assert os.environ["MLX_MAX_MB_PER_BUFFER"] == "7"
+    monkeypatch.delenv("MLX_MAX_MB_PER_BUFFER")
+    let_graphs_grow()
+    assert int(os.environ["MLX_MAX_MB_PER_BUFFER"]) > 10_000
+    monkeypatch.delenv("MLX_MAX_MB_PER_BUFFER")
+
+
+def test_import_leaves_mlx_alone_without_an_nvidia_gpu() -> None:
+    code = "import os, turbospark; print(os.environ.get('MLX_MAX_MB_PER_BUFFER'))"
+    environment = {k: v for k, v in os.environ.items() if k != "MLX_MAX_MB_PER_BUFFER"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.strip() == "None") is not mx.cuda.is_available()
