@@ -16,6 +16,8 @@ from turbospark.runner.step import CompiledModel
 
 PROMPT = 8
 """Tokens of the prompt before a cache is filled."""
+ROOM = 4096
+"""Tokens of all rounds behind a context: recurrent state goes on from round to round."""
 IDENTITY = 32
 MARGIN = 0.05
 
@@ -31,7 +33,7 @@ class Ours:
 
     def filled(self, context: int) -> list[Any]:
         """Caches that hold `context` rows."""
-        caches = self._model.make_caches(context + 1024, 128)
+        caches = self._model.make_caches(context + ROOM, 128)
         self._prompt(caches)
         for cache in caches:
             count = context - PROMPT

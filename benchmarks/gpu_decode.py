@@ -52,7 +52,7 @@ from gpu_table import Part, Rate, markdown
 from turbospark.kernels.device import on_cpu
 from turbospark.settings import KernelPolicy
 
-STEPS, WIDE_STEPS, WARM_STEPS = 32, 6, 2
+STEPS, WIDE_STEPS, WARM_STEPS = 96, 12, 2
 VERIFY = (2, 4, 8)
 PREFILL = (512, 2048)
 VERDICT_SECONDS = 20.0
