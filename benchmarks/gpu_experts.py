@@ -1,7 +1,17 @@
-"""Layers of routed experts for gpu_mixers.py: whole, launch by launch, and as mlx-lm runs them."""
+"""How fast are layers of routed experts on a GPU, and how are their launches best cut?
 
+    python benchmarks/gpu_experts.py [--seconds 40] [--rows 1,4] [--only gpt-oss-20B,...]
+
+Needs an Apple or NVIDIA GPU. Of each shape it measures a layer, its difference from mlx-lm's, and
+both large launches in every cut: microseconds of the GPU alone, and bandwidth of the weights that
+rows read, those of routed experts once a row. Calls form a compiled chain over several layers, so
+that no cache holds their weights. It stops when its seconds are spent. gpu_mixers.py measures
+whole layers, launch by launch, and as mlx-lm runs them.
+"""
+
+import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +21,7 @@ from gpu_shapes import SHAPES, shrunk
 from gpu_timing import Bench, Busy, Call, Chain, medians
 
 from turbospark.kernels.gpu import experts_mix, experts_unit
-from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
+from turbospark.kernels.gpu.experts_geometry import ExpertGeometry, words_of
 from turbospark.kernels.gpu.experts_mix import experts_down, experts_up
 from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router
 from turbospark.kernels.gpu.kernel import GpuTarget
@@ -20,10 +30,13 @@ from turbospark.nn.moe import RoutedExperts
 from turbospark.protocols import Phase
 
 NAMES = (
-    "qwen3_5-35B-A3B", "gemma4-26B-A4B", "qwen3-30B-A3B", "gpt-oss-20B", "deepseek-v2-lite",
+    "gpt-oss-20B", "gemma4-26B-A4B", "deepseek-v2-lite", "qwen3-30B-A3B", "qwen3_5-35B-A3B",
 )  # fmt: skip
-LAYERS, CALLS = 4, 24
-CUTS = ((1, 4), (1, 8), (2, 4), (2, 8))
+LAYERS, CALLS = 8, 24
+UP_CUTS = ((4, 4, 6), (4, 2, 6), (8, 4, 6), (4, 4, 3), (8, 4, 3), (4, 4, 8), (2, 2, 8), (8, 2, 8))
+DOWN_CUTS = ((8, 8, 8), (4, 4, 8), (16, 8, 8), (8, 4, 8), (8, 8, 4), (4, 4, 4), (16, 8, 4))
+"""Columns, those asked for ahead, SIMD-groups of a threadgroup."""
+WORDS = (4, 2, 1)
 
 Step = Callable[[mx.array], mx.array]
 """h [M, C] -> [M, C]."""
@@ -151,72 +164,150 @@ def _difference(layer: Layer, h: mx.array) -> float:
 
 def _parts(target: GpuTarget, busy: Busy, layers: Sequence[Layer], h: mx.array) -> None:
     """Each launch of a row alone."""
-    made = [_launches(layer.block, target, h) for layer in layers]
+    made = [Launches(layer.block, target) for layer in layers]
     sizes = token_bytes(layers[0].block)
-    for index, (part, nbytes) in enumerate(zip(("scores", "up", "down"), sizes, strict=True)):
-
-        def call(link: mx.array, number: int, index: int = index) -> mx.array:
-            given = mx.depends(h, [link])
-            return made[number % len(made)][index](given)
-
-        whole, alone = pair(call, mx.zeros((1,)), busy)
+    for part, nbytes in zip(("scores", "up", "down"), sizes, strict=True):
+        whole, alone = pair(_calls(made, part, h), mx.zeros((1,)), busy)
         speed = nbytes / max(alone, 0.1) / 1e6
         print(f"  {part:8s} {whole:7.1f} / {alone:6.1f} us, {speed:5.2f} TB/s", flush=True)
 
 
-def _launches(block: ExpertBlock, target: GpuTarget, h: mx.array) -> tuple[Step, Step, Step]:
-    """The three of a layer, each with all it needs but h."""
-    shared, join = block.shared, experts_unit.join_of(block)
-    router = joined_router(block.router, None if shared is None else shared.score)
-    given = {"target": target, "bundle": experts_unit.bundle_of(block, router)}
+class Launches:
+    """The three of a layer."""
 
-    def score(x: mx.array) -> mx.array:
-        return experts_scores(x, block.router_norm, router, block.router_bias, **given)
+    def __init__(self, block: ExpertBlock, target: GpuTarget) -> None:
+        self._block, self._join = block, experts_unit.join_of(block)
+        score = None if block.shared is None else block.shared.score
+        self._router = joined_router(block.router, score)
+        bundle = experts_unit.bundle_of(block, self._router)
+        self._given: dict[str, Any] = {"target": target, "bundle": bundle}
 
-    def up(x: mx.array) -> mx.array:
+    def scores(self, h: mx.array) -> mx.array:
+        block = self._block
+        return experts_scores(h, block.router_norm, self._router, block.router_bias, **self._given)
+
+    def up(self, h: mx.array, scores: mx.array) -> mx.array:
+        block = self._block
         return experts_up(
-            x, block.norm, scores, block.experts, shared, groups=block.groups, **given
+            h, block.norm, scores, block.experts, block.shared, groups=block.groups, **self._given
         )
 
-    def down(x: mx.array) -> mx.array:
-        made = mx.depends(hidden, [x])
-        return experts_down(made, block.experts, shared, x, join=join, dtype=x.dtype, **given)
-
-    scores = score(h)
-    hidden = up(h)
-    mx.eval(scores, hidden)
-    return score, up, down
+    def down(self, h: mx.array, hidden: mx.array) -> mx.array:
+        block = self._block
+        return experts_down(
+            hidden, block.experts, block.shared, h, join=self._join, dtype=h.dtype, **self._given
+        )
 
 
-def cuts(bench: Bench) -> None:
-    """Geometries of the two large launches, GPU time alone."""
+def _calls(made: Sequence[Launches], part: str, h: mx.array) -> Call:
+    """One launch of layers that take turns, whatever came before of rows h."""
+    before: list[mx.array] = []
+    for layer in made if part != "scores" else ():
+        scores = layer.scores(h)
+        before.append(scores if part == "up" else layer.up(h, scores))
+    mx.eval(before)
+
+    def call(link: mx.array, number: int) -> mx.array:
+        layer, given = number % len(made), mx.depends(h, [link])
+        step = getattr(made[layer], part)
+        return step(given, before[layer]) if before else step(given)
+
+    return call
+
+
+def cuts(bench: Bench, rows: Sequence[int] = (1, 4), names: Sequence[str] = NAMES) -> None:
+    """Cuts of the two large launches, GPU time alone."""
     busy = Busy()
-    for name in NAMES:
+    for name in names:
+        if bench.is_over:
+            return
         layers = build_layers(name)
-        for M in (1, 8):
-            h = mx.random.normal((M, layers[0].block.router.shape[1])).astype(mx.bfloat16)
-            for line in _cut_lines(bench.target, busy, layers, h):
-                if bench.is_over:
-                    return
-                print(f"{name:18s} {M} rows {line}", flush=True)
+        C = layers[0].block.router.shape[1]
+        whole, inputs = [], []
+        for M in rows:
+            h = mx.random.normal((M, C)).astype(mx.bfloat16)
+            mx.eval(h)
+            _, alone = pair(partial(_turn, layers, "whole"), h, busy)
+            whole.append(f"{M} rows {alone:6.1f} us, differ {_difference(layers[0], h):.1e}")
+            inputs.append(h)
+        print(f"{name}: a layer of {'; '.join(whole)}", flush=True)
+        for line in _cut_lines(bench, busy, layers, inputs):
+            print(f"{name:18s} {line}", flush=True)
+            if bench.is_over:
+                return
 
 
 def _cut_lines(
-    target: GpuTarget, busy: Busy, layers: Sequence[Layer], h: mx.array
+    bench: Bench, busy: Busy, layers: Sequence[Layer], inputs: Sequence[mx.array]
 ) -> Iterator[str]:
-    made = [_launches(layer.block, target, h) for layer in layers]
-    for which in ("up_geometry", "down_geometry"):
-        chosen = getattr(experts_mix, which)
-        for rows, simdgroups in CUTS:
-            cut = ExpertGeometry(rows, simdgroups)
-            setattr(experts_mix, which, lambda *_, cut=cut: cut)
+    made = [Launches(layer.block, bench.target) for layer in layers]
+    for part, others in (("down", DOWN_CUTS), ("up", UP_CUTS)):
+        chosen = getattr(experts_mix, f"{part}_geometry")
+        default = chosen(bench.target.name)
+        for cut in dict.fromkeys((default, *(ExpertGeometry(*other) for other in others))):
+            told = []
+            setattr(experts_mix, f"{part}_geometry", lambda _, cut=cut: cut)
             try:
-                index = 1 if which == "up_geometry" else 2
-
-                def call(link: mx.array, number: int, index: int = index) -> mx.array:
-                    return made[number % len(made)][index](mx.depends(h, [link]))
-
-                _, alone = pair(call, mx.zeros((1,)), busy)
+                for h in inputs:
+                    _, alone = pair(_calls(made, part, h), mx.zeros((1,)), busy)
+                    nbytes = rows_bytes(layers[0].block, h.shape[0])[part]
+                    speed = bench.bandwidth(nbytes, alone)
+                    told.append(f"{h.shape[0]} rows {alone:6.1f} us {speed}")
             finally:
-                setattr(experts_mix, which, chosen)
-            yield f"{which.removesuffix('_geometry'):4s} {rows} x {simdgroups}: {alone:6.1f} us"
+                setattr(experts_mix, f"{part}_geometry", chosen)
+            size = f"{cut.columns:2d} columns, {cut.ahead} ahead, {cut.simdgroups} SIMD-groups"
+            yield f"{part:4s} {size}: {'; '.join(told)}{' (default)' * (cut == default)}"
+
+
+def rows_bytes(block: ExpertBlock, rows: int) -> dict[str, int]:
+    """Weight bytes of each large launch, those of routed experts once a row."""
+    whole, routed = token_bytes(block), token_bytes(replace(block, shared=None))
+    return {part: whole[i] + (rows - 1) * routed[i] for i, part in ((1, "up"), (2, "down"))}
+
+
+def words(bench: Bench, names: Sequence[str] = NAMES) -> None:
+    """Words that a lane takes at a time, of one row."""
+    busy, chosen = Busy(), experts_mix.words_of
+    for name in names:
+        layers = build_layers(name)
+        made = [Launches(layer.block, bench.target) for layer in layers]
+        C, inner = layers[0].block.router.shape[1], layers[0].block.experts.down.shape[2]
+        h = mx.random.normal((1, C)).astype(mx.bfloat16)
+        mx.eval(h)
+        for count in WORDS:
+            if bench.is_over:
+                return
+            experts_mix.words_of = lambda _, count=count: count
+            try:
+                told = [
+                    f"{part} {pair(_calls(made, part, h), mx.zeros((1,)), busy)[1]:6.1f} us"
+                    for part in ("up", "down")
+                ]
+            finally:
+                experts_mix.words_of = chosen
+            default = ", ".join(f"{words_of(K)} of {K}" for K in (C, inner))
+            print(f"{name:18s} {count} words: {', '.join(told)} (default {default})", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--rows", default="1,4", help="comma separated, 1 to 8")
+    parser.add_argument("--only", default=",".join(NAMES), help="shapes, comma separated")
+    parser.add_argument(
+        "--words", action="store_true", help="what a lane takes at a time instead of cuts"
+    )
+    arguments = parser.parse_args()
+    bench, names = Bench(arguments.seconds), arguments.only.split(",")
+    if arguments.words:
+        words(bench, names)
+    else:
+        cuts(bench, [int(M) for M in arguments.rows.split(",")], names)
+    if bench.is_over:
+        print("stopped: out of seconds", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -48,7 +48,9 @@ ROTATED = kernel_that_rotates(PARTIALS, writes=True)
 FOLDER = resources.files("turbospark.kernels.gpu")
 
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
-# - codes, gate_at, up_at, matrix: whole rows of K / 8 words, K a multiple of 32 (of 8, at 8 bits);
+# - codes, codes_at, gate_at, up_at, matrix: whole rows of K / 8 words, K a multiple of 32 (of 8,
+#   at 8 bits);
+# - hidden: what experts_up wrote, quads of rows whose parts are all multiples of eight floats;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - parts: what attention_partials wrote, rows of D + 4 floats;
 # - latents, keys, tail_v, tail_k of latent attention: rows of L and R values, L a multiple of 8, R
@@ -118,8 +120,8 @@ KERNELS = {
             "hidden codes scales biases bias shared_codes shared_scales shared_biases residual",
             "y",
         ),
-        {"hidden", "codes", "shared_codes"},
-        {"codes", "shared_codes"},
+        {"hidden", "codes", "scales", "biases", "shared_codes"},
+        {"codes_at", "hidden"},
     ),
     "index_rows": (INDEX_ROWS, set(), set()),
     "streams_norm": (STREAMS_NORM, set(), set()),

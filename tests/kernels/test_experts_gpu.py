@@ -117,10 +117,9 @@ def test_a_geometry_does_not_change_a_bit(
     number: int, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, gpu, made = CASES[number], _gpu(target), []
-    for rows, simdgroups in ((1, 1), (3, 2), (2, 8)):
+    for cut in (ExpertGeometry(1, 1, 1), ExpertGeometry(6, 2, 8), ExpertGeometry(16, 8, 4)):
         for name in ("up_geometry", "down_geometry"):
-            cut = ExpertGeometry(rows, simdgroups)
-            monkeypatch.setattr(experts_module, name, lambda *_, cut=cut: cut)
+            monkeypatch.setattr(experts_module, name, lambda _, cut=cut: cut)
         made.append(case.run(gpu))
     assert mx.array_equal(made[0], made[1])
     assert mx.array_equal(made[0], made[2])
@@ -164,24 +163,31 @@ def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:
     ("case", "kernel", "old", "new", "what"),
     [
         (0, "experts_scores", "8 * (i % 4)", "8 * (i % 2)", None),
-        (1, "experts_scores", "shifted_of(value)", "value", None),
+        (1, "experts_scores", "ready_of<0>(value)", "value", None),
         (7, "experts_scores", "HAS_BIAS ?", "false ?", None),
         (0, "experts_scores", ", numbers[0])", ", 0.0f)", None),
         (3, "experts_scores", "&& column < N", "", "out of bounds|conflicting"),
         (1, "experts_up", "HAS_SCALE ? choice", "false ? choice", None),
-        (2, "experts_up", "load_floats<8>(x + row * K", "load_floats<8>(x", None),
+        (2, "experts_up", "load_many<WORDS>(x + row * K", "load_many<WORDS>(x", None),
         (0, "experts_up", "squares = metal::fma", "float other = metal::fma", None),
         (0, "experts_up", ", numbers[0])", ", 0.0f)", None),
         (1, "experts_up", "is_shared ? shared_norm_weight : norm_weight", "norm_weight", None),
+        (6, "experts_up", "lane < lanes ?", "true ?", None),
+        (6, "experts_up", "part < PARTS) { squares_of", "true) { squares_of", "out of bounds"),
+        (9, "experts_up", "slot + 1", "slot", None),
+        (3, "experts_up", "quad * lanes", "quad * 32", "out of bounds|conflicting"),
         (3, "experts_up", "-static_cast<float>(ZERO)", "0.0f", None),
         (7, "experts_up", "HAS_BIAS &&", "false &&", None),
-        (0, "experts_up", "is_shared ? IS : I", "IS", "conflicting"),
-        (0, "experts_up", "lane == 0 && ", "", "conflicting|race"),
+        (0, "experts_up", "is_shared ? IS : I", "IS", "never written"),
+        (6, "experts_up", "member == 0 && lane < COLUMNS", "lane < COLUMNS", "conflicting|race"),
         (2, "experts_up", "threadgroup_barrier(mem_flags::mem_threadgroup);", "", "race"),
         (0, "experts_down", "-score", "score", None),
-        (2, "experts_down", "metal::fma(share,", "metal::fma(0.5f,", None),
-        (2, "experts_down", "rank += BATCH", "rank += 2 * BATCH", None),
-        (7, "experts_down", "if (HAS_BIAS)", "if (false)", None),
+        (2, "experts_down", "simd_broadcast(own_share, static_cast<ushort>(rank))", "0.5f", None),
+        (7, "experts_down", "lane < lanes ?", "true ?", None),
+        (3, "experts_down", "part += SIMDGROUPS", "part += 2 * SIMDGROUPS", "uninitialised"),
+        (3, "experts_down", "threadgroup_barrier(mem_flags::mem_threadgroup);", "", "race"),
+        (4, "experts_up", "part.v[i + half] : part.v[i]", "part.v[i] : part.v[i]", None),
+        (7, "experts_down", "HAS_BIAS ? base[rank]", "false ? base[rank]", None),
         (8, "experts_down", "value = value + other", "value = value", None),
         (0, "experts_down", "RESIDUAL ?", "false ?", None),
         (0, "experts_down", "&& n < N", "", "out of bounds|conflicting"),
@@ -199,7 +205,7 @@ def test_a_planted_mutation_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("up_geometry", "down_geometry"):  # no multiple of it is a width
-        monkeypatch.setattr(experts_module, name, lambda *_: ExpertGeometry(5, 2))
+        monkeypatch.setattr(experts_module, name, lambda _: ExpertGeometry(5, 1, 2))
     target = mutated(kernel, old, new)
     if what is None:
         assert not CASES[case].error(target) < BOUNDS[CASES[case].dtype]

@@ -18,9 +18,9 @@ from turbospark.kernels.gpu.experts import (
     takes,
 )
 from turbospark.kernels.gpu.experts_geometry import (
-    ahead_of,
-    batch_of,
     down_geometry,
+    parts_of,
+    spread,
     up_geometry,
     words_of,
 )
@@ -86,8 +86,9 @@ def experts_up(
         bundle: where what never changes lies side by side, if it does.
 
     Returns:
-        [M, k * I + J + notes] float32: hidden rows in rank order, the shared expert's, and what
-        `experts_down` needs to know: weights, ids, the gate's score.
+        [M, k * I + J + notes] float32: hidden rows in rank order, the shared expert's, each in the
+        order in which lanes read them, and what `experts_down` needs to know: weights, ids, the
+        gate's score.
 
     Raises:
         ShapeError: the arrays are outside these bounds.
@@ -95,8 +96,12 @@ def experts_up(
     gate, up = _check_up(x, scores, experts, norm, shared, groups)
     (E, inner, K), M, top_k = gate.shape, x.shape[0], experts.top_k
     width = 0 if shared is None else shared.gate.shape[0]
-    cut = up_geometry(target.name, M * (top_k * inner + width))
-    slot, rest = (cut.groups(n) * cut.simdgroups for n in (inner, width))
+    cut = up_geometry(target.name)
+    words = words_of(K)
+    parts = parts_of(K, words)
+    split = spread(parts, cut.simdgroups)
+    teams = max(1, cut.simdgroups // split)
+    slot, rest = (-(-n // (teams * cut.columns)) for n in (inner, width))
     weight = None if norm is None else norm.weight
     wide = top_k * inner + width + notes_of(top_k)
     (hidden,) = launch(
@@ -124,17 +129,22 @@ def experts_up(
             "WIDTH": wide,
             "SCORES": scores.shape[1],
             "PER_SLOT": slot,
-            "WORDS": words_of(K),
-            "AHEAD": ahead_of(K, words_of(K), cut.rows),
+            "WORDS": words,
+            "DOWN_WORDS": words_of(inner),
+            "PARTS": parts,
+            "SPLIT": split,
+            "TURNS": -(-parts // split),
+            "TEAMS": teams,
+            "COLUMNS": cut.columns,
+            "AHEAD": cut.ahead,
             "NORM": norm is not None,
             "HAS_NORM_WEIGHT": weight is not None,
             "HAS_SCALE": experts.scale is not None,
             "HAS_BIAS": experts.biases[0] is not None,
             "ACTIVATION": activation_of(experts)[0],
-            "ROWS": cut.rows,
         },
-        grid=(32, top_k * slot + rest, M),
-        threadgroup=(32, cut.simdgroups, 1),
+        grid=(32, (top_k * slot + rest) * teams * split, M),
+        threadgroup=(32, teams * split, 1),
         bundle=bundle,
     )
     return hidden
@@ -173,7 +183,10 @@ def experts_down(
     (E, N, inner), M, top_k = down.shape, hidden.shape[0], experts.top_k
     width = 0 if shared is None else shared.down.shape[1]
     form = 0 if shared is None else join
-    cut, bias = down_geometry(target.name, M * N), experts.biases[2]
+    cut, bias = down_geometry(target.name), experts.biases[2]
+    words = words_of(inner)
+    parts, shared_parts = parts_of(inner, words), parts_of(width, words)
+    simdgroups = spread(top_k * parts + shared_parts, cut.simdgroups)
     (y,) = launch(
         target,
         "experts_down",
@@ -195,15 +208,17 @@ def experts_down(
             "IS": width,
             "WIDTH": hidden.shape[1],
             "TOP": top_k,
-            "WORDS": words_of(inner),
-            "SHARED_WORDS": words_of(width or inner),
-            "BATCH": batch_of(top_k, words_of(inner), cut.rows),
+            "WORDS": words,
+            "PARTS": parts,
+            "SHARED_PARTS": shared_parts,
+            "SIMDGROUPS": simdgroups,
+            "COLUMNS": cut.columns,
+            "AHEAD": cut.ahead,
             "HAS_BIAS": bias is not None,
             "RESIDUAL": residual is not None,
-            "ROWS": cut.rows,
         },
-        grid=(32, cut.groups(N) * cut.simdgroups, M),
-        threadgroup=(32, cut.simdgroups, 1),
+        grid=(32, -(-N // cut.columns) * simdgroups, M),
+        threadgroup=(32, simdgroups, 1),
         bundle=bundle,
     )
     return y

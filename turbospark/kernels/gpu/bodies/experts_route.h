@@ -7,7 +7,7 @@ Floats<VALUES> score;
 UNROLL for (int i = 0; i < VALUES; i++) {
   score.v[i] = static_cast<float>(scores[row * E + metal::min(lane + 32 * i, E - 1)]);
 }
-const Choice choice = ranked<E, TOP, VALUES, RENORMALISE, GROUPS, KEPT>(score, lane);
+const Choice choice = ranked<E, TOP, VALUES, RENORMALISE, GROUPS, KEPT>(score, lane, TOP);
 if (lane < TOP) {
   ids[row * TOP + lane] = choice.expert;
   weights[row * TOP + lane] =

@@ -33,7 +33,7 @@ UNROLL for (int step = 0; step < (K + 255) / 256; step++) {
       codes = metal::fma(value.v[i], small_to_float(code), codes);
     }
 #else
-    const float codes = dot_word(matrix[at * (K / 8) + k / 8], shifted_of(value));
+    const float codes = add_codes<0>(matrix[at * (K / 8) + k / 8], ready_of<0>(value), 0.0f);
 #endif
     dot = metal::fma(scale, codes, metal::fma(offset, sum_of(value), dot));
 #endif

@@ -93,12 +93,42 @@ FUNC float small_to_float(uint value) {
 FUNC int float_bits(float value) { return __float_as_int(value); }
 FUNC float float_of(int bits) { return __int_as_float(bits); }
 
-// Dot product of eight 4-bit floats (sign, two bits of exponent, one of mantissa) in a word with
-// values that `fp4_ready` gave, times FP4_UNIT. Such a number's bits, put where a float has them,
-// are its value times 2^-126; half of that factor is taken off before, the other half after.
-#define FP4_UNIT 9.2233720368547758e18f
-FUNC float fp4_ready(float value) { return value * FP4_UNIT; }
+// (a & mask) | rest, which the compiler makes two instructions of.
+FUNC uint masked(uint a, uint mask, uint rest) {
+  uint made;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(made) : "r"(a), "r"(mask), "r"(rest));
+  return made;
+}
+
+// Dot product of eight 4-bit codes in a word with values that `int4_ready` gave. Codes stay where
+// they are, in the mantissa of 2^23, those of the last three 12 bits lower.
+FUNC float int4_ready(float value, int place) {
+  return value * (1.0f / static_cast<float>(1 << (place < 5 ? 4 * place : 4 * place - 12)));
+}
+FUNC float int4_value(uint word, int place) {
+  const uint moved = place < 5 ? word : word >> 12;
+  const uint mask = 15u << (place < 5 ? 4 * place : 4 * place - 12);
+  return __uint_as_float(masked(moved, mask, 0x4b000000u)) - 8388608.0f;
+}
+
+// Dot product of eight 4-bit floats (sign, two bits of exponent, one of mantissa) in a word, times
+// 1 / FP4_UNIT. Such a number's bits, put where a half has them, are its value times 2^-14; signs
+// and the rest of four codes are parted at once, and two of them are the halves of a word.
+#define FP4_UNIT 16384.0f
+FUNC float fp4_ready(float value) { return value; }
 FUNC float fp4_value(uint word, int place) {
-  const uint bits = place < 6 ? word << (22 - 4 * place) : word >> (4 * place - 22);
-  return __uint_as_float(((word << (28 - 4 * place)) & 0x80000000u) | (bits & 0x01c00000u));
+  const uint signs = place % 2 == 0 ? 0x08080808u : 0x80808080u;
+  uint parted;
+  asm("lop3.b32 %0, %1, %2, %3, 0xe2;"
+      : "=r"(parted) : "r"(word), "r"(signs), "r"(__funnelshift_r(word, word, 3)));
+  const uint halves = __funnelshift_l(parted, parted, 12 - 4 * (place % 4)) & 0x8e008e00u;
+  float value;
+  if (place < 4) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}"
+        : "=f"(value) : "r"(halves));
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, high;}"
+        : "=f"(value) : "r"(halves));
+  }
+  return value;
 }

@@ -1,53 +1,107 @@
 // Helpers of routed experts: ranks, and 4-bit products of one row each.
 
-// Values divided by the power of two at which a code lies in its half word.
-FUNC Floats<8> shifted_of(Floats<8> x) {
-  UNROLL for (int i = 0; i < 8; i++) {
-    x.v[i] = x.v[i] * (1.0f / static_cast<float>(1 << (4 * (i & 3))));
-  }
-  return x;
+// 0, which is there once all that the text loads before it has been asked for. CUDA's assembler would
+// rather wait for one column's codes than ask for the next; it cannot move loads beyond a barrier,
+// here of a SIMD-group alone, nor sums in front of a number that the barrier gives. Bounds tell it
+// that the registers are there; MLX writes the kernel's first line.
+#ifdef __CUDACC__
+#undef __global__
+#define __global__ __attribute__((global)) __launch_bounds__(256, 2)
+FUNC float none_when_asked() {
+  float none;
+  asm volatile(
+      "{.reg .pred some, any; setp.gt.u32 some, %1, 31;"
+      " bar.red.or.pred any, %2, 32, some; selp.f32 %0, 0f3F800000, 0f00000000, any;}"
+      : "=f"(none)
+      : "r"(thread_index_in_simdgroup), "r"(simdgroup_index_in_threadgroup + 1)
+      : "memory");
+  return none;
 }
+#else
+FUNC float none_when_asked() { return 0.0f; }
+#endif
 
 FUNC float sum_of(Floats<8> x) {
   return ((x.v[0] + x.v[1]) + (x.v[2] + x.v[3])) + ((x.v[4] + x.v[5]) + (x.v[6] + x.v[7]));
 }
 
-// Eight codes times eight shifted values.
-FUNC float dot_word(uint word, Floats<8> shifted) {
-  const uint low = word & 0xffffu;
-  const uint high = word >> 16;
-  float dot = 0.0f;
-  UNROLL for (int i = 0; i < 4; i++) {
-    dot = metal::fma(shifted.v[i], small_to_float(low & (15u << (4 * i))), dot);
-  }
-  UNROLL for (int i = 0; i < 4; i++) {
-    dot = metal::fma(shifted.v[i + 4], small_to_float(high & (15u << (4 * i))), dot);
-  }
-  return dot;
-}
-
 // Groups of 4-bit codes: MODE 0 is scale * code + offset, 1 is 2^(scale - 127) * a 4-bit float.
+// What values become before codes are multiplied by them.
 template <int MODE>
 FUNC Floats<8> ready_of(Floats<8> x) {
-  if (MODE == 0) { return shifted_of(x); }
-  UNROLL for (int i = 0; i < 8; i++) { x.v[i] = fp4_ready(x.v[i]); }
+  UNROLL for (int i = 0; i < 8; i++) {
+    x.v[i] = MODE == 0 ? int4_ready(x.v[i], i) : fp4_ready(x.v[i]);
+  }
   return x;
 }
 
+// dot + a word of codes times eight values that are ready.
 template <int MODE>
-FUNC float dot_codes(uint word, Floats<8> ready) {
-  if (MODE == 0) { return dot_word(word, ready); }
-  float dot = 0.0f;
+FUNC float add_codes(uint word, Floats<8> ready, float dot) {
   UNROLL for (int i = 0; i < 8; i++) {
-    dot = metal::fma(ready.v[i], fp4_value(word, i), dot);
+    dot = metal::fma(ready.v[i], MODE == 0 ? int4_value(word, i) : fp4_value(word, i), dot);
   }
   return dot;
+}
+
+// 8 * COUNT values as floats, from any address.
+template <int COUNT, typename T>
+FUNC Floats<8 * COUNT> load_many(const GLOBAL T* p) {
+  Floats<8 * COUNT> wide;
+#ifdef VECTOR_ALIGNED
+  if (VECTOR_ALIGNED(p, sizeof(Pack<T, 8>))) {
+    UNROLL for (int c = 0; c < COUNT; c++) {
+      const Pack<T, 8> pack = load_pack<8>(p + 8 * c);
+      UNROLL for (int i = 0; i < 8; i++) { wide.v[8 * c + i] = static_cast<float>(pack.v[i]); }
+    }
+    return wide;
+  }
+#endif
+  UNROLL for (int i = 0; i < 8 * COUNT; i++) { wide.v[i] = static_cast<float>(p[i]); }
+  return wide;
 }
 
 template <int MODE, typename S>
 FUNC float scale_of(S stored) {
   if (MODE == 0) { return static_cast<float>(stored); }
   return float_of(static_cast<int>(static_cast<float>(stored)) << 23) * FP4_UNIT;
+}
+
+// The sums over all lanes of COUNT numbers each, a power of two: lane l gets that of number
+// place_of<COUNT>(l). Neighbours are added first, whatever COUNT is.
+template <int COUNT>
+FUNC float sums_of(Floats<COUNT> part, int lane) {
+  UNROLL for (int step = 0; step < 5; step++) {
+    const int half = (COUNT >> step) / 2;
+    const bool is_odd = ((lane >> step) & 1) != 0;
+    if (half == 0) { part.v[0] += simd_shuffle_xor(part.v[0], static_cast<ushort>(1 << step)); }
+    UNROLL for (int i = 0; i < COUNT / 2; i++) {
+      if (i < half) {
+        const float kept = is_odd ? part.v[i + half] : part.v[i];
+        const float sent = is_odd ? part.v[i] : part.v[i + half];
+        part.v[i] = kept + simd_shuffle_xor(sent, static_cast<ushort>(1 << step));
+      }
+    }
+  }
+  return part.v[0];
+}
+
+template <int COUNT>
+FUNC int place_of(int lane) {
+  int place = 0;
+  UNROLL for (int bit = 1; bit < COUNT; bit *= 2) { place = 2 * place + ((lane / bit) & 1); }
+  return place;
+}
+
+// Where value k of a hidden row of so many lies. It has parts of 256 * WORDS values, 8 * WORDS of
+// them a lane, which takes them as quads; those that lanes take at the same time are neighbours.
+template <int WORDS>
+FUNC int hidden_place(int k, int width) {
+  const int start = k - k % (256 * WORDS);
+  const int lanes = metal::min(32, (width - start) / (8 * WORDS));
+  const int own = k % (256 * WORDS) / (8 * WORDS);
+  const int quad = k % (8 * WORDS) / 4;
+  return start + 4 * (quad * lanes + own) + k % 4;
 }
 
 // Activations of a gate: 1 is silu, 2 gelu in its tanh form.
@@ -112,9 +166,10 @@ FUNC uint kept_groups(Floats<VALUES> score, int lane) {
 
 // The TOP largest of E scores in rank order, the lower expert first among equals, and their shares
 // of the softmax: over these alone if RENORMALISE, else over all. Lane r gets rank r; the scores
-// of the experts lane + 32 i are its own.
+// of the experts lane + 32 i are its own. Where `ranks` is less than TOP, only the first experts
+// are found, and no shares.
 template <int E, int TOP, int VALUES, bool RENORMALISE, int GROUPS, int KEPT>
-FUNC Choice ranked(Floats<VALUES> score, int lane) {
+FUNC Choice ranked(Floats<VALUES> score, int lane, int ranks) {
   uint kept = 0xffffffffu;
   if (GROUPS > 1) { kept = kept_groups<E, VALUES, GROUPS, KEPT>(score, lane); }
   int keys[VALUES];
@@ -127,7 +182,7 @@ FUNC Choice ranked(Floats<VALUES> score, int lane) {
   int own = NO_KEY;
   Choice choice;
   choice.expert = 0;
-  for (int rank = 0; rank < TOP; rank++) {
+  for (int rank = 0; rank < ranks; rank++) {
     int best = NO_KEY;
     UNROLL for (int i = 0; i < VALUES; i++) { best = metal::max(best, keys[i]); }
     const int highest = simd_max(best);

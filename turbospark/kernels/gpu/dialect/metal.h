@@ -15,6 +15,16 @@ FUNC float small_to_float(uint value) { return static_cast<float>(value); }
 FUNC int float_bits(float value) { return as_type<int>(value); }
 FUNC float float_of(int bits) { return as_type<float>(bits); }
 
+// Dot product of eight 4-bit codes in a word with values that `int4_ready` gave. Codes stay where
+// they are in their half word.
+FUNC float int4_ready(float value, int place) {
+  return value * (1.0f / static_cast<float>(1 << (4 * (place & 3))));
+}
+FUNC float int4_value(uint word, int place) {
+  const uint half_word = place < 4 ? word & 0xffffu : word >> 16;
+  return static_cast<float>(half_word & (15u << (4 * (place & 3))));
+}
+
 // Dot product of eight 4-bit floats (sign, two bits of exponent, one of mantissa) in a word with
 // values that `fp4_ready` gave, times FP4_UNIT. Table: twice the numbers that three bits stand for.
 #define FP4_UNIT 1.0f
