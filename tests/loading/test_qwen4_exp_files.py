@@ -18,6 +18,7 @@ from turbospark.errors import CheckpointError, ConfigError
 from turbospark.loading import tables
 from turbospark.loading.build import load_model
 from turbospark.loading.drafters import load_drafter
+from turbospark.loading.inspect import inspect
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
@@ -48,6 +49,37 @@ def test_a_conversion_loads_whether_or_not_its_norms_hold_one_more(
     layer = loaded.model.layers[1]
     assert layer.mlp.gate.value.bits == layer.mlp.shared_expert_gate.value.bits == 8
     assert layer.ngrams.ple_embedding.ngram_embedding.value.group_size == 32
+
+
+def converted_with_tables(golden, folder, entry, bits=4):
+    """A conversion whose tables lie in shards, and have one entry each, under the given prefix."""
+    tensors, quantization = converted(golden, baked=True)
+    said = {path: layout for path, layout in quantization.items() if "ngram" not in path}
+    if entry is not None:
+        for layer in (1, 4):
+            path = f"{entry}layers.{layer}.ple.ple_embedding.ngram_embedding"
+            said[path] = {"group_size": 32, "bits": bits}
+    return write_folder(folder, tensors, wrapped(golden, quantization=said))
+
+
+@pytest.mark.parametrize("entry", ["language_model.model.", "", None])
+@pytest.mark.parametrize("left", [False, True])
+def test_shards_of_a_table_have_the_layout_of_its_entry_or_of_its_width(
+    golden, tmp_path, monkeypatch, entry, left
+):
+    if left:
+        monkeypatch.setattr(tables, "RESIDENT_BYTES", 0)
+    folder = converted_with_tables(golden, tmp_path / "a", entry)
+    loaded = load_model(folder, policy=REFERENCE)
+    assert golden.difference(logits(loaded, golden), "int4") < golden.tolerance
+    if entry is not None:
+        assert inspect(folder).quantization["4 bits, groups of 32"] == 4
+
+
+def test_an_entry_of_a_table_that_its_shards_contradict_is_refused(golden, tmp_path):
+    folder = converted_with_tables(golden, tmp_path / "a", "", bits=8)
+    with pytest.raises(CheckpointError, match=r"says 8 bits.* for '.*embedding\.shards\.0'"):
+        load_model(folder, policy=REFERENCE)
 
 
 @pytest.mark.parametrize(("says", "factor"), [(False, 1), (True, 0)])

@@ -17,7 +17,7 @@ from turbospark.loading.inspection import Inspection, TensorRow
 from turbospark.loading.install import check_fit, parameter_slots
 from turbospark.loading.opened import build_model, folder_family, gguf_family
 from turbospark.loading.outline import outline
-from turbospark.loading.quantized import canonical
+from turbospark.loading.quantized import canonical, matrix_path
 from turbospark.loading.safetensors import Slot
 from turbospark.loading.source import Source, resolve_headers
 from turbospark.loading.structure import SHORT_TYPES, structure
@@ -177,7 +177,7 @@ def _folder_layouts(slots: dict[str, Slot], config: dict[str, Any]) -> Iterable[
             yield "mxfp4"
         else:
             product = 32 * slot.shape[-1] // max(1, scales.shape[-1])
-            entry = own.get(canonical(path))
+            entry = own.get(canonical(path), own.get(matrix_path(path)))
             values = cast("dict[str, Any]", entry if isinstance(entry, dict) else said)
             size = values.get("group_size")
             if not isinstance(size, int) or not size or product % size:

@@ -16,7 +16,7 @@ from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_blocks import LAYOUTS
 from turbospark.loading.gguf_weights import architecture, gguf_config, gguf_weights
 from turbospark.loading.install import parameter_slots
-from turbospark.loading.quantized import WidthOf, assemble, canonical
+from turbospark.loading.quantized import WidthOf, assemble, matrix_path
 from turbospark.loading.safetensors import Slot
 from turbospark.loading.source import Source
 from turbospark.loading.tables import leave_tables
@@ -210,8 +210,8 @@ def sanitized(
 def width_of(model: nn.Module) -> WidthOf:
     """The input width of each matrix of a model, by its path without prefixes."""
     widths = {
-        canonical(name.removesuffix(".weight")): slot.shape[-1]
+        matrix_path(name.removesuffix(".weight")): slot.shape[-1]
         for name, slot in parameter_slots(model).items()
         if slot.is_matrix
     }
-    return lambda path: widths.get(canonical(path))
+    return lambda path: widths.get(matrix_path(path))

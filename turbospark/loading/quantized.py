@@ -1,5 +1,6 @@
 """Quantized tensors of MLX checkpoints: `.weight`, `.scales`, `.biases` become one value."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from turbospark.kernels.weights import BITS, GROUP_SIZES, QuantizedWeight, Weigh
 WidthOf = Callable[[str], int | None]
 """A module path of the checkpoint to its input width in the model, where it is known."""
 
+_SHARD = re.compile(r"\.(?:shard_|shards\.)\d+$")
 _PREFIXES = ("language_model.", "model.")
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -36,6 +38,11 @@ def canonical(path: str) -> str:
     return path
 
 
+def matrix_path(path: str) -> str:
+    """The canonical path of the matrix that a tensor holds, or holds some rows of."""
+    return _SHARD.sub("", canonical(path))
+
+
 def assemble(
     arrays: Mapping[str, mx.array],
     quantization: Mapping[str, Any] | None,
@@ -47,7 +54,8 @@ def assemble(
     Args:
         arrays: checkpoint names to arrays, evaluated or not.
         quantization: MLX's `quantization` of config.json: global values and per-path overrides,
-            under a path with or without `language_model.` and `model.`.
+            under a path with or without `language_model.` and `model.`; of a matrix in several
+            tensors under theirs or its own.
         width_of: the model's own input width of a path, to settle what the config leaves open.
         where: the config file, for messages.
 
@@ -104,7 +112,11 @@ class _Overrides:
 
     def of(self, path: str) -> tuple[Spec, bool]:
         """The spec of a path, and whether the path has an entry of its own."""
-        value = self._exact.get(path, self._canonical.get(canonical(path)))
+        value = self._exact.get(path)
+        if value is None:
+            value = self._canonical.get(canonical(path))
+        if value is None:  # rows of a matrix that has one entry for all of them
+            value = self._canonical.get(matrix_path(path))
         if value is None:
             return self.default, False
         if value is False:
