@@ -170,71 +170,133 @@ FUNC float add_squares(float sum, const Pack<uint, 4>& words) {
   return sum;
 }
 
-// The factors of a chunk in natural order, or ones.
-template <bool HAS_NORM_WEIGHT, typename W>
-FUNC Floats<8> factors_of(const GLOBAL W* norm_weight, int chunk) {
-  Floats<8> factor;
-  if constexpr (HAS_NORM_WEIGHT) {
-    factor = load_floats<8>(norm_weight + chunk * 8);
-  } else {
-    UNROLL for (int i = 0; i < 8; i++) { factor.v[i] = 1.0f; }
-  }
-  return factor;
+// Chunks of eight values that each of 256 threads takes of a row of K, and how many of them it loads
+// before it uses the first: `most` of M rows together, as evenly as that divides.
+FUNC constexpr int chunks_of(int K) { return (K / 8 + 255) / 256; }
+FUNC constexpr int chunks_at_once(int K, int M, int most) {
+  const int allowed = most > M ? most / M : 1;
+  const int rounds = (chunks_of(K) + allowed - 1) / allowed;
+  return (chunks_of(K) + rounds - 1) / rounds;
 }
 
-// Multiplies M staged rows by their inverse means and the norm's weight. Ends with a barrier.
-template <typename X, int M, int K, bool HAS_NORM_WEIGHT, typename W>
-FUNC void scale_rows(uint to, const float (&inverse)[M], const GLOBAL W* norm_weight, int index) {
-  for (int chunk = index; chunk < K / 8; chunk += 256) {
-    const Floats<8> factor = factors_of<HAS_NORM_WEIGHT>(norm_weight, chunk);
-    UNROLL for (int m = 0; m < M; m++) {
-      const uint at = to + place_of_chunk(chunk) + m * row_bytes(K);
-      auto words = load_shared<Pack<uint, 4>>(at);
-      Floats<8> value = to_floats<X>(words);
-      UNROLL for (int i = 0; i < 8; i++) {
-        value.v[i] = value.v[i] * inverse[m];
-        if constexpr (HAS_NORM_WEIGHT) { value.v[i] = value.v[i] * factor.v[i / 2 + i % 2 * 4]; }
-      }
-      UNROLL for (int i = 0; i < 4; i++) {
-        words.v[i] = Pair<X>::pack(value.v[2 * i], value.v[2 * i + 1]);
-      }
-      store_shared(at, words);
+// Chunks `first`, `first` + 256, ... of M rows, as far as there are any.
+template <int M, int K, int COUNT, typename X>
+FUNC void load_chunks(Pack<uint, 4> (&words)[COUNT][M], const GLOBAL X* x, int first) {
+  UNROLL for (int i = 0; i < COUNT; i++) {
+    const int chunk = first + 256 * i;
+    if (chunk < K / 8) {
+      UNROLL for (int m = 0; m < M; m++) { words[i][m] = load_eight(x + m * K + chunk * 8); }
     }
+  }
+}
+
+// The factors of these chunks in natural order, or ones.
+template <int K, bool HAS_NORM_WEIGHT, int COUNT, typename W>
+FUNC void load_factors(Floats<8> (&factor)[COUNT], const GLOBAL W* norm_weight, int first) {
+  UNROLL for (int i = 0; i < COUNT; i++) {
+    const int chunk = first + 256 * i;
+    if constexpr (HAS_NORM_WEIGHT) {
+      if (chunk < K / 8) { factor[i] = load_floats<8>(norm_weight + chunk * 8); }
+    } else {
+      UNROLL for (int j = 0; j < 8; j++) { factor[i].v[j] = 1.0f; }
+    }
+  }
+}
+
+// Multiplies M staged rows by their inverse means and the norm's weight, of which `factor` has the
+// thread's first chunks. Ends with a barrier.
+template <typename X, int M, int K, bool HAS_NORM_WEIGHT, int COUNT, typename W>
+FUNC void scale_rows(uint to, const float (&inverse)[M], Floats<8> (&factor)[COUNT],
+                     const GLOBAL W* norm_weight, int index) {
+  for (int first = index; first < K / 8; first += 256 * COUNT) {
+    UNROLL for (int i = 0; i < COUNT; i++) {
+      const int chunk = first + 256 * i;
+      if (chunk < K / 8) {
+        UNROLL for (int m = 0; m < M; m++) {
+          const uint at = to + place_of_chunk(chunk) + m * row_bytes(K);
+          auto words = load_shared<Pack<uint, 4>>(at);
+          Floats<8> value = to_floats<X>(words);
+          UNROLL for (int j = 0; j < 8; j++) {
+            value.v[j] = value.v[j] * inverse[m];
+            if constexpr (HAS_NORM_WEIGHT) {
+              value.v[j] = value.v[j] * factor[i].v[j / 2 + j % 2 * 4];
+            }
+          }
+          UNROLL for (int j = 0; j < 4; j++) {
+            words.v[j] = Pair<X>::pack(value.v[2 * j], value.v[2 * j + 1]);
+          }
+          store_shared(at, words);
+        }
+      }
+    }
+    load_factors<K, HAS_NORM_WEIGHT>(factor, norm_weight, first + 256 * COUNT);
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Puts M rows of x in shared memory, normed if NORM; 256 threads take part. `sums` has room for
-// 8 * M floats. Ends with a barrier.
-template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, typename X, typename W>
+template <typename X, int M, int K, bool HAS_NORM_WEIGHT, typename W>
+FUNC void scale_rows(uint to, const float (&inverse)[M], const GLOBAL W* norm_weight, int index) {
+  Floats<8> factor[1];
+  load_factors<K, HAS_NORM_WEIGHT>(factor, norm_weight, index);
+  scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, factor, norm_weight, index);
+}
+
+// Norms M staged rows, of whose squares each of 256 threads has a part. Ends with a barrier.
+template <typename X, int M, int K, bool HAS_NORM_WEIGHT, int AT_ONCE, typename W>
+FUNC void norm_rows(uint to, const float (&squares)[M], const GLOBAL W* norm_weight, float eps,
+                    SHARED_PTR float* sums, int index) {
+  Floats<8> factor[chunks_at_once(K, 1, AT_ONCE / 2)];
+  load_factors<K, HAS_NORM_WEIGHT>(factor, norm_weight, index);
+  float inverse[M];
+  inverse_means<M>(inverse, squares, K, eps, sums, index);
+  scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, factor, norm_weight, index);
+}
+
+// Puts M rows of x in shared memory, in the order that `arrange` gives eight values; `squares` are
+// this thread's part, as so arranged.
+template <int M, int K, bool HAS_SQUARES, int AT_ONCE, typename X, typename Arrange>
+FUNC void stage_chunks(uint to, const GLOBAL X* x, float (&squares)[M], int index,
+                       Arrange arrange) {
+  constexpr int COUNT = chunks_at_once(K, M, AT_ONCE);
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  for (int first = index; first < K / 8; first += 256 * COUNT) {
+    Pack<uint, 4> words[COUNT][M];
+    load_chunks<M, K>(words, x, first);
+    UNROLL for (int i = 0; i < COUNT; i++) {
+      const int chunk = first + 256 * i;
+      if (chunk < K / 8) {
+        UNROLL for (int m = 0; m < M; m++) {
+          const Pack<uint, 4> arranged = arrange(words[i][m]);
+          store_shared(to + place_of_chunk(chunk) + m * row_bytes(K), arranged);
+          if constexpr (HAS_SQUARES) { squares[m] = add_squares<X>(squares[m], arranged); }
+        }
+      }
+    }
+  }
+}
+
+// Puts M rows of x in shared memory, normed if NORM; 256 threads take part, and each has AT_ONCE
+// chunks of x, or half as many of the norm's weight, under way. `sums` has room for 8 * M floats.
+// Ends with a barrier.
+template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, int AT_ONCE = 1, typename X, typename W>
 FUNC void stage_rows(uint to, const GLOBAL X* x, const GLOBAL W* norm_weight, float eps,
                      SHARED_PTR float* sums, int index) {
   float squares[M];
-  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
-  for (int chunk = index; chunk < K / 8; chunk += 256) {
-    Pack<uint, 4> words[M];
-    UNROLL for (int m = 0; m < M; m++) { words[m] = load_eight(x + m * K + chunk * 8); }
-    UNROLL for (int m = 0; m < M; m++) {
-      words[m] = in_code_order(words[m]);
-      store_shared(to + place_of_chunk(chunk) + m * row_bytes(K), words[m]);
-      if constexpr (NORM) { squares[m] = add_squares<X>(squares[m], words[m]); }
-    }
-  }
+  stage_chunks<M, K, NORM, AT_ONCE>(
+      to, x, squares, index, [](const Pack<uint, 4>& words) { return in_code_order(words); });
   if constexpr (NORM) {
-    float inverse[M];
-    inverse_means<M>(inverse, squares, K, eps, sums, index);
-    scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, norm_weight, index);
+    norm_rows<X, M, K, HAS_NORM_WEIGHT, AT_ONCE>(to, squares, norm_weight, eps, sums, index);
   } else {
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 
 // residual + norm(x) for eight values side by side, in memory's order.
-template <typename X, typename W>
+template <typename X>
 FUNC Pack<uint, 4> add_normed(const Pack<uint, 4>& x, float inverse, const Floats<8>& factor,
-                              const GLOBAL X* residual) {
+                              const Pack<uint, 4>& residual) {
   const Floats<8> value = to_floats<X>(x);
-  const Floats<8> base = to_floats<X>(load_eight(residual));
+  const Floats<8> base = to_floats<X>(residual);
   float sum[8];
   UNROLL for (int i = 0; i < 8; i++) {
     sum[i] = base.v[i] + value.v[i] * inverse * factor.v[i];
@@ -267,34 +329,57 @@ FUNC void add_normed_rows(const GLOBAL X* x, const GLOBAL X* residual, const GLO
   float inverse[M];
   inverse_means<M>(inverse, squares, K, eps, sums, index);
   for (int chunk = index; chunk < K / 8; chunk += 256) {
-    const Floats<8> factor = factors_of<true>(norm_weight, chunk);
+    const Floats<8> factor = load_floats<8>(norm_weight + chunk * 8);
     UNROLL for (int m = 0; m < M; m++) {
       const int at = m * K + chunk * 8;
-      take(m, chunk, add_normed<X, W>(load_eight(x + at), inverse[m], factor, residual + at));
+      const Pack<uint, 4> base = load_eight(residual + at);
+      take(m, chunk, add_normed<X>(load_eight(x + at), inverse[m], factor, base));
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// Puts M rows in shared memory that are stream + norm(branch), rounded and then normed; 256 threads
-// take part. `branch_norm` has K factors, then eps. The sums are given to `take` too, eight at a
-// time, with the place of the first. The bits are those of rms_norm and of `stage_rows` behind it.
-template <int M, int K, bool HAS_NORM_WEIGHT, typename X, typename W, typename Take>
+// As `stage_rows`, of rows that are stream + norm(branch), rounded and then normed. `branch_norm` has
+// K factors, then eps. The sums are given to `take` too, eight at a time, with the place of the
+// first. The bits are those of rms_norm and of `stage_rows` behind it.
+template <int M, int K, bool HAS_NORM_WEIGHT, int AT_ONCE, typename X, typename W, typename Take>
 FUNC void stage_sums(uint to, const GLOBAL X* branch, const GLOBAL X* stream,
                      const GLOBAL float* branch_norm, const GLOBAL W* norm_weight, float eps,
                      SHARED_PTR float* sums, int index, Take take) {
+  constexpr int COUNT = chunks_at_once(K, M, AT_ONCE / 2);
+  const float branch_eps = branch_norm[K];
   float squares[M];
-  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
-  add_normed_rows<M, K>(branch, stream, branch_norm, branch_norm[K], sums, index,
-                        [&](int m, int chunk, const Pack<uint, 4>& words) {
-                          take(m * K + chunk * 8, words);
-                          const Pack<uint, 4> ordered = in_code_order(words);
-                          squares[m] = add_squares<X>(squares[m], ordered);
-                          store_shared(to + place_of_chunk(chunk) + m * row_bytes(K), ordered);
-                        });
+  stage_chunks<M, K, true, AT_ONCE>(to, branch, squares, index,
+                                    [](const Pack<uint, 4>& words) { return words; });
+  Pack<uint, 4> base[COUNT][M];
+  Floats<8> factor[COUNT];
+  load_chunks<M, K>(base, stream, index);
+  load_factors<K, true>(factor, branch_norm, index);
   float inverse[M];
-  inverse_means<M>(inverse, squares, K, eps, sums, index);
-  scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, norm_weight, index);
+  inverse_means<M>(inverse, squares, K, branch_eps, sums, index);
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  for (int first = index; first < K / 8; first += 256 * COUNT) {
+    UNROLL for (int i = 0; i < COUNT; i++) {
+      const int chunk = first + 256 * i;
+      if (chunk < K / 8) {
+        UNROLL for (int m = 0; m < M; m++) {
+          const uint at = to + place_of_chunk(chunk) + m * row_bytes(K);
+          const auto words = load_shared<Pack<uint, 4>>(at);
+          const auto sum = add_normed<X>(words, inverse[m], factor[i], base[i][m]);
+          take(m * K + chunk * 8, sum);
+          const Pack<uint, 4> ordered = in_code_order(sum);
+          squares[m] = add_squares<X>(squares[m], ordered);
+          store_shared(at, ordered);
+        }
+      }
+    }
+    if constexpr (COUNT < chunks_of(K)) {
+      load_chunks<M, K>(base, stream, first + 256 * COUNT);
+      load_factors<K, true>(factor, branch_norm, first + 256 * COUNT);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  norm_rows<X, M, K, HAS_NORM_WEIGHT, AT_ONCE>(to, squares, norm_weight, eps, sums, index);
 }
 
 template <int VALUE>

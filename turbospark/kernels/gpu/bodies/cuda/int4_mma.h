@@ -21,6 +21,7 @@ constexpr int TEAMS = 8 / WARPS;
 constexpr int TEAM_THREADS = 32 * WARPS;
 constexpr int TILE = 16 * TALL;
 constexpr int SHARE = (TILE * M + TEAM_THREADS - 1) / TEAM_THREADS;
+constexpr int AT_ONCE = 8;  // chunks of x that a thread has under way
 constexpr int ALL_TILES = UNITS_OF_PARTS(TILE);
 
 const int lane = threadIdx.x % 32;
@@ -93,7 +94,7 @@ if (blockIdx.x == 0 && threadIdx.x < ZEROS) { zeros[threadIdx.x] = 0; }
 #endif
 
 #ifdef SUMMED
-stage_sums<M, K, HAS_NORM_WEIGHT>(
+stage_sums<M, K, HAS_NORM_WEIGHT, AT_ONCE>(
     staged_x, x, stream, branch_norm, norm_weight, numbers[0], sums, threadIdx.x,
     [&](int at, const Pack<uint, 4>& words) {
       if (blockIdx.x == 0) {
@@ -102,8 +103,8 @@ stage_sums<M, K, HAS_NORM_WEIGHT>(
     });
 #else
 if constexpr (STAGED_X) {
-  stage_rows<M, K, NORM, HAS_NORM_WEIGHT>(staged_x, x, norm_weight, numbers[0], sums,
-                                          threadIdx.x);
+  stage_rows<M, K, NORM, HAS_NORM_WEIGHT, AT_ONCE>(staged_x, x, norm_weight, numbers[0], sums,
+                                                   threadIdx.x);
 }
 #endif
 
