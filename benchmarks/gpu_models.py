@@ -54,9 +54,9 @@ def build_pair(config: Mapping[str, Any], dtype: mx.Dtype = mx.bfloat16) -> Pair
     theirs, arrays, quantization = _mlx_lm_model(config, dtype)
     family = resolve_family(config["model_type"])
     ours = build_model(family, normalise(dict(config), _PATH), _PATH)
-    install_weights(
-        ours, sanitized(ours, dict(arrays), quantization, _PATH), "random weights", Handling(False)
-    )
+    where = "random weights"
+    weights = sanitized(ours, dict(arrays), quantization, _PATH, where)
+    install_weights(ours, weights, where, Handling(False))
     return Pair(cast("CausalModel", ours), theirs, arrays)
 
 
