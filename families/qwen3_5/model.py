@@ -20,9 +20,9 @@ from turbospark.nn.decoder import CausalLM, Decoder
 from turbospark.nn.delta_net import DeltaNet
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.nn.mlp import MLP
-from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
 from turbospark.nn.projected_mlp import ProjectedMLP
 from turbospark.nn.projections import NormedProjections, ProjectedResidual, TokenEmbedding
+from turbospark.nn.sparse_mlp import SparseMLP
 from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
 
 Cache = KVCache | RecurrentCache
@@ -53,32 +53,6 @@ class GatedAttention(nn.Module):
         return self.attend(q, k, v, cache, phase, gate)  # [T, Hq * D]; k, v are cached
 
 
-class SparseMLP(nn.Module):
-    """Routed experts and a shared one."""
-
-    def __init__(self, config: Qwen3_5MoeConfig, norm: RMSNorm) -> None:
-        super().__init__()
-        C, E = config.hidden_size, config.num_experts
-        self.gate = Linear(C, E)
-        self.experts = Experts(E, C, config.moe_intermediate_size)
-        self.shared_expert = MLP(
-            C, config.shared_expert_intermediate_size, norm, activation="silu", residual=False
-        )
-        self.shared_expert_gate = Linear(C, 1)
-        self.routed = RoutedExperts(
-            PlainRouter(norm, self.gate),
-            self.experts,
-            top_k=config.num_experts_per_tok,
-            activation="silu",
-            norm=norm,
-            shared=SharedExpert(self.shared_expert, self.shared_expert_gate),
-        )
-
-    def __call__(self, h: mx.array, phase: Phase) -> mx.array:
-        """Advance the stream h [T, C]."""
-        return self.routed.advance(h, phase)
-
-
 class Qwen3_5Layer(nn.Module):  # noqa: N801 - the model type's own name
     def __init__(self, config: Qwen3_5Config, kind: LayerKind, rope: Rope) -> None:
         super().__init__()
@@ -95,7 +69,14 @@ class Qwen3_5Layer(nn.Module):  # noqa: N801 - the model type's own name
         norm = self.post_attention_layernorm
         self.mlp: SparseMLP | MLP
         if isinstance(config, Qwen3_5MoeConfig):
-            self.mlp = SparseMLP(config, norm)
+            self.mlp = SparseMLP(
+                C,
+                config.num_experts,
+                top_k=config.num_experts_per_tok,
+                inner=config.moe_intermediate_size,
+                shared_inner=config.shared_expert_intermediate_size,
+                norm=norm,
+            )
         else:
             self.mlp = MLP(C, config.intermediate_size, norm, activation="silu")
         self.finish = ProjectedMLP(output, self.mlp)

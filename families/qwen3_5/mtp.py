@@ -9,8 +9,7 @@ Source: checkpoints Qwen/Qwen3.5-9B (`mtp.*`), mlx-community/Qwen3.8-27B-MTP-4bi
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,17 +18,13 @@ from families.qwen3_5.config import Qwen3_5Config, qwen3_5_rope, read_qwen3_5
 from families.qwen3_5.model import Qwen3_5Layer
 from families.qwen3_5.weights import is_raw, layer_weights
 from turbospark.caches.kv import KVCache
-from turbospark.errors import UnsupportedError
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.rope import Rope
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
+from turbospark.nn.prediction_head import announces_head, head_tensors, shared_matrices
 from turbospark.nn.projections import NormedProjections, OutputHead, TokenEmbedding
-from turbospark.nn.weights import with_offset
+from turbospark.nn.weights import WITHOUT_OFFSET, average_of_norms, with_offset
 from turbospark.protocols import Phase
-
-_PREFIX = "mtp."
-_BAKED_FROM = 0.5
-"""Norm vectors that average below it hold weight - 1: trained factors lie around 1 or above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +121,6 @@ class MTPHead(nn.Module):
         return x
 
 
-def head_tensors(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a head, without the prefix that sets them apart from a trunk's.
-
-    Names of a file that has no such prefix are taken as they are.
-    """
-    split = {name: f".{name}".partition(f".{_PREFIX}")[2] for name in weights}
-    if not any(split.values()):
-        return dict(weights)
-    return {split[name]: value for name, value in weights.items() if split[name]}
-
-
 def norm_storage(weights: Mapping[str, Any], own: Mapping[str, Any]) -> NormStorage:
     """How a file holds a head's norms: as trained, which is weight - 1, or converted.
 
@@ -148,13 +132,8 @@ def norm_storage(weights: Mapping[str, Any], own: Mapping[str, Any]) -> NormStor
         return NormStorage("weight - 1", "the trunk beside it is as trained")
     if own.keys() <= weights.keys():
         return NormStorage("weight", "only converters leave the names without their prefix")
-    means = [
-        value.astype(mx.float32).mean().item()  # host memory: a few numbers, once a load
-        for name, value in own.items()
-        if _is_norm(name, value)
-    ]
-    middle = median(cast("list[float]", means)) if means else 1.0
-    if middle < _BAKED_FROM:
+    middle = average_of_norms(value for name, value in own.items() if _is_norm(name, value))
+    if middle < WITHOUT_OFFSET:
         return NormStorage("weight - 1", f"its norms average {middle:.2f}")
     return NormStorage("weight", f"its norms average {middle:.2f}")
 
@@ -174,12 +153,6 @@ def build_mtp(raw: Mapping[str, Any], model: Any) -> MTPHead | None:
         UnsupportedError: the head has more than one layer.
     """
     config = read_qwen3_5(raw)
-    depth = config.mtp_num_hidden_layers
-    if depth > 1:
-        raise UnsupportedError(
-            f"config.json: mtp_num_hidden_layers={depth} is not implemented: known heads have 1"
-        )
-    if depth == 0:
+    if not announces_head(config.mtp_num_hidden_layers):
         return None
-    table = cast("Embedding", model.model.embed_tokens)
-    return MTPHead(config, qwen3_5_rope(raw, config), table, model.get("lm_head", table))
+    return MTPHead(config, qwen3_5_rope(raw, config), *shared_matrices(model))

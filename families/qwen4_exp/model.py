@@ -22,11 +22,10 @@ from turbospark.nn.block_sparse import BlockSparseAttention, IndexedRows, Sparse
 from turbospark.nn.decoder import CausalLM, Decoder
 from turbospark.nn.delta_net import DeltaNet
 from turbospark.nn.linear import Linear, RMSNorm
-from turbospark.nn.mlp import MLP
-from turbospark.nn.moe import Experts, PlainRouter, RoutedExperts, SharedExpert
 from turbospark.nn.ngram import NgramLayer
 from turbospark.nn.ngram_table import NgramEmbedding, rows_in_files
 from turbospark.nn.projections import NormedProjections, TokenEmbedding
+from turbospark.nn.sparse_mlp import SparseMLP
 from turbospark.nn.streams import Inject, StreamHead, StreamMixer
 from turbospark.protocols import ForwardOutput, LogitRows, Phase, RowInputs
 
@@ -102,32 +101,6 @@ class SparseAttention(nn.Module):
         return SparseInputs(q, gate, k, v, index[:, :split], index[:, split:])
 
 
-class SparseMLP(nn.Module):
-    """Routed experts and a shared one."""
-
-    def __init__(self, config: Qwen4ExpConfig) -> None:
-        super().__init__()
-        C, E = config.hidden_size, config.num_experts
-        self.gate = Linear(C, E)
-        self.experts = Experts(E, C, config.moe_intermediate_size)
-        self.shared_expert = MLP(
-            C, config.shared_expert_intermediate_size, None, activation="silu", residual=False
-        )
-        self.shared_expert_gate = Linear(C, 1)
-        self.routed = RoutedExperts(
-            PlainRouter(None, self.gate),
-            self.experts,
-            top_k=config.num_experts_per_tok,
-            activation="silu",
-            norm=None,
-            shared=SharedExpert(self.shared_expert, self.shared_expert_gate),
-        )
-
-    def __call__(self, x: mx.array, phase: Phase) -> mx.array:
-        """What the experts say to x [T, C]."""
-        return self.routed(x, phase)
-
-
 class Qwen4ExpLayer(nn.Module):
     """A mixer and experts, each between a mixture of the streams and their shares of its output."""
 
@@ -147,7 +120,14 @@ class Qwen4ExpLayer(nn.Module):
             self.linear_attn = DeltaNet(C, config.delta, None, eps, gate=gate, residual=False)
         else:
             self.self_attn = SparseAttention(config, ropes)
-        self.mlp = SparseMLP(config)
+        self.mlp = SparseMLP(
+            config.hidden_size,
+            config.num_experts,
+            top_k=config.num_experts_per_tok,
+            inner=config.moe_intermediate_size,
+            shared_inner=config.shared_expert_intermediate_size,
+            norm=None,
+        )
         self.attn_hyper_connection = stream_mixer(config)
         self.mlp_hyper_connection = stream_mixer(config)
         self.is_linear = is_linear

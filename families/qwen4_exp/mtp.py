@@ -9,7 +9,7 @@ Source: checkpoints Qwen/Qwen3.8-Flash-Next (`mtp.*`); mlx-vlm 0.7.10.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,16 +18,14 @@ from families.qwen4_exp.config import Qwen4ExpConfig, read_qwen4_exp, read_ropes
 from families.qwen4_exp.model import Qwen4ExpLayer, Ropes, attention_caches, stream_mixer
 from families.qwen4_exp.weights import holds_offsets, is_offset_norm, layer_weights
 from turbospark.caches.kv import KVCache
-from turbospark.errors import UnsupportedError
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.nn.block_sparse import IndexedRows
 from turbospark.nn.linear import Embedding, Linear, Matrix, RMSNorm
+from turbospark.nn.prediction_head import announces_head, head_tensors, shared_matrices
 from turbospark.nn.projections import NormedProjections, TokenEmbedding
 from turbospark.nn.streams import Inject, StreamHead
 from turbospark.nn.weights import with_offset
 from turbospark.protocols import Phase
-
-_PREFIX = "mtp."
 
 
 class MTPHead(nn.Module):
@@ -110,17 +108,6 @@ class MTPHead(nn.Module):
         return mx.reshape(joined, hidden.shape).astype(token.dtype)
 
 
-def head_tensors(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a head, without the prefix that sets them apart from a trunk's.
-
-    Names of a file that has no such prefix are taken as they are.
-    """
-    split = {name: f".{name}".partition(f".{_PREFIX}")[2] for name in weights}
-    if not any(split.values()):
-        return dict(weights)
-    return {split[name]: value for name, value in weights.items() if split[name]}
-
-
 def build_mtp(raw: Mapping[str, Any], model: Any) -> MTPHead | None:
     """The head of a trunk, with unset weights; None where the configuration announces none.
 
@@ -132,12 +119,6 @@ def build_mtp(raw: Mapping[str, Any], model: Any) -> MTPHead | None:
         UnsupportedError: the head has more than one layer.
     """
     config = read_qwen4_exp(raw)
-    depth = config.mtp_num_hidden_layers
-    if depth > 1:
-        raise UnsupportedError(
-            f"config.json: mtp_num_hidden_layers={depth} is not implemented: known heads have 1"
-        )
-    if depth == 0:
+    if not announces_head(config.mtp_num_hidden_layers):
         return None
-    table = cast("Embedding", model.model.embed_tokens)
-    return MTPHead(config, Ropes(*read_ropes(raw, config)), table, model.get("lm_head", table))
+    return MTPHead(config, Ropes(*read_ropes(raw, config)), *shared_matrices(model))

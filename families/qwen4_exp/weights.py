@@ -2,21 +2,23 @@
 
 import re
 from collections.abc import Mapping
-from statistics import median
 from typing import Any, cast
-
-import mlx.core as mx
 
 from families.qwen4_exp.config import Qwen4ExpConfig
 from turbospark.errors import CheckpointError
 from turbospark.kernels.weights import Weight
 from turbospark.nn.expert_weights import expert_weights
-from turbospark.nn.weights import gates_apart, join_rows, text_weights, with_offset
+from turbospark.nn.weights import (
+    WITHOUT_OFFSET,
+    average_of_norms,
+    gates_apart,
+    join_rows,
+    text_weights,
+    with_offset,
+)
 
 BESIDE_TEXT = ("vision_tower", "visual", "mtp")
 _SHARD = re.compile(r"(?P<stem>.+\.ngram_embedding)\.(shard_|shards\.)(?P<part>\d+)\.weight")
-_BAKED_FROM = 0.5
-"""Norm vectors that average below it hold weight - 1: trained factors lie around 1 or above."""
 
 
 def trunk_weights(config: Qwen4ExpConfig, weights: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,12 +55,8 @@ def holds_offsets(config: Qwen4ExpConfig, weights: Mapping[str, Any]) -> bool:
     """
     if config.preshifted_norm_weights:
         return False
-    means = [
-        value.astype(mx.float32).mean().item()  # host memory: a few numbers, once a load
-        for name, value in weights.items()
-        if is_offset_norm(name, value)
-    ]
-    return bool(means) and median(cast("list[float]", means)) < _BAKED_FROM
+    norms = (value for name, value in weights.items() if is_offset_norm(name, value))
+    return average_of_norms(norms) < WITHOUT_OFFSET
 
 
 def is_offset_norm(name: str, value: Any) -> bool:

@@ -1,7 +1,8 @@
 """Renaming and regrouping checkpoint tensors, dense or quantized."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from statistics import median
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -13,6 +14,10 @@ _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+
+
+WITHOUT_OFFSET = 0.5
+"""Of vectors that are trained as weight - 1: the factors themselves lie around 1 or above."""
 
 
 def text_weights(
@@ -94,6 +99,15 @@ def alternate_rows(name: str, weight: Weight) -> list[Weight]:
         return _by_parts([weight], lambda parts: mx.contiguous(parts[0][..., start::2, :]))
 
     return [side(0), side(1)]
+
+
+def average_of_norms(norms: Iterable[mx.array]) -> float:
+    """The median of what norm vectors average; 1 where there are none.
+
+    Below `WITHOUT_OFFSET` they hold weight - 1.
+    """
+    means = [norm.astype(mx.float32).mean().item() for norm in norms]  # host memory: once a load
+    return median(cast("list[float]", means)) if means else 1.0
 
 
 def with_offset(norm: mx.array) -> mx.array:
