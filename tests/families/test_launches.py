@@ -40,7 +40,7 @@ DEEPSEEK_WIDE = {
 }
 STEPS: dict[str, tuple[dict[str, Any], int, int]] = {
     "gemma4 dense": ({"kind": "dense"}, 20, 6),
-    "gemma4 moe": ({"kind": "moe"}, 50, 0),
+    "gemma4 moe": ({"kind": "moe"}, 44, 0),
     "gemma4 inputs": (GEMMA4_INPUTS, 39, 20),
     "deepseek_v2 wide": (DEEPSEEK_WIDE, 26, 0),
 } | {

@@ -50,6 +50,7 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
 # - codes, codes_at, gate_at, up_at, matrix: whole rows of K / 8 words, K a multiple of 32 (of 8,
 #   at 8 bits);
+# - branch, branch_norm, norm_weight of experts_scores: arrays of their own, K a multiple of 8;
 # - hidden: what experts_up wrote, quads of rows whose parts are all multiples of eight floats;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - parts: what attention_partials wrote, rows of D + 4 floats;
@@ -105,9 +106,13 @@ KERNELS = {
         {"parts"},
     ),
     "experts_scores": (
-        form_of("experts_scores", "x norm_weight numbers matrix scales biases bias", "scores"),
-        {"x", "norm_weight", "matrix"},
-        {"matrix"},
+        form_of(
+            "experts_scores",
+            "x norm_weight numbers matrix scales biases bias branch branch_norm",
+            "scores whole",
+        ),
+        {"x", "norm_weight", "matrix", "branch", "branch_norm"},
+        {"matrix", "norm_weight", "branch", "branch_norm"},
     ),
     "experts_up": (
         form_of("experts_up", UP_NAMES, "hidden"),

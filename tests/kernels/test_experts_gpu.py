@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from kernels.cases_gpu import BACKWARDS, EMULATION, TARGETS, mutated, resolve
 from kernels.cases_gpu_delta import BOUNDS, largest_error
-from kernels.cases_gpu_experts import CASES, ROUTES, ExpertCase
+from kernels.cases_gpu_experts import CASES, EPS, ROUTES, ExpertCase
+from kernels.matrices import rows
 from metal_emu import MetalRunError, require_emulator
 
 from turbospark.errors import ShapeError
@@ -19,13 +20,14 @@ from turbospark.kernels.gpu import experts_mix as experts_module
 from turbospark.kernels.gpu.experts import experts_route, takes
 from turbospark.kernels.gpu.experts_geometry import ExpertGeometry
 from turbospark.kernels.gpu.experts_mix import experts_down, experts_up
-from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router
+from turbospark.kernels.gpu.experts_scores import experts_scores, joined_router, scores_of_sum
 from turbospark.kernels.gpu.experts_unit import (
     ExpertUnits,
     block_of,
     takes_block,
 )
 from turbospark.kernels.gpu.kernel import GpuTarget
+from turbospark.kernels.gpu.step_sums import StepSums, StreamSum, factors_of
 from turbospark.kernels.rms_norm import rms_norm_reference
 from turbospark.kernels.weights import Norm
 from turbospark.protocols import Phase
@@ -111,6 +113,68 @@ def test_a_row_does_not_depend_on_its_neighbours(case: ExpertCase, target: str) 
         assert mx.array_equal(together[m : m + 1], run(x[m : m + 1], case.residual))
 
 
+def summed(case: ExpertCase) -> tuple[mx.array, StreamSum, StepSums]:
+    """Rows that a norm's result is yet to be added to, and of what; eps is large."""
+    branch, weight = rows(case.M, case.C, seed=30), 1 + rows(1, case.C, seed=31)[0] / 4
+    factors = factors_of(Norm(weight, EPS))
+    assert factors is not None
+    h, sums = case.x() + 0, StepSums()
+    parts = StreamSum(branch.astype(case.dtype), case.x(), factors)
+    sums.put(h, parts)
+    return h, parts, sums
+
+
+def error_of_sum(case: ExpertCase, target: GpuTarget) -> float:
+    """Of the rows that the scores are of."""
+    _, parts, _ = summed(case)
+    block, norm = case.block(), Norm(parts.norm[: case.C], EPS)
+    made, whole = scores_of_sum(
+        parts, block.router_norm, block.router, block.router_bias, target=target
+    )
+    wide = [np.array(x.astype(mx.float32)) for x in (parts.branch, parts.stream)]
+    root = np.sqrt((wide[0] ** 2).mean(1, keepdims=True) + EPS)
+    wanted = wide[1] + wide[0] / root * np.array(norm.weight)
+    again = experts_scores(whole, block.router_norm, block.router, block.router_bias, target=target)
+    assert whole.dtype == case.dtype
+    return largest_error(whole, wanted) + float(mx.abs(made - again).max())
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[6], CASES[7]], ids=str)
+def test_rows_may_be_summed_up_by_the_launch_that_scores_them(
+    case: ExpertCase, target: str
+) -> None:
+    gpu = _gpu(target)
+    assert error_of_sum(case, gpu) < BOUNDS[case.dtype]
+    h, _, sums = summed(case)
+    y = block_of(case.block(), gpu, sums)(h, case.residual)
+    whole = sums.written(h)
+    assert whole is not h
+    assert mx.array_equal(y, block_of(case.block(), gpu)(whole, case.residual))
+    assert mx.array_equal(y, block_of(case.block(), gpu, sums)(h, case.residual))
+
+
+@pytest.mark.parametrize(
+    ("number", "old", "new"),
+    [
+        (1, "branch_norm[K])", "0.0f)"),
+        (1, "branch + row * K", "branch"),
+        (1, "* root *", "*"),
+        (1, "static_cast<float>(rounded.v[i])", "value[step].v[i] + normed"),
+        (6, "added[step].v[i] = is_there ?", "added[step].v[i] = true ?"),
+    ],
+)
+def test_a_mutation_of_the_sum_is_caught(number: int, old: str, new: str) -> None:
+    case = CASES[number]
+    assert not error_of_sum(case, mutated("experts_scores", old, new)) < BOUNDS[case.dtype]
+
+
+def test_a_sum_that_is_read_too_early_is_caught() -> None:
+    barrier = "threadgroup_barrier(mem_flags::mem_threadgroup);\nadded_squares = 0.0f;"
+    with pytest.raises(MetalRunError, match=r"race|uninitialised"):
+        error_of_sum(CASES[6], mutated("experts_scores", barrier, "added_squares = 0.0f;"))
+
+
 @pytest.mark.parametrize("target", TARGETS[1:])
 @pytest.mark.parametrize("number", [3, 7])
 def test_a_geometry_does_not_change_a_bit(
@@ -163,10 +227,15 @@ def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:
     ("case", "kernel", "old", "new", "what"),
     [
         (0, "experts_scores", "8 * (i % 4)", "8 * (i % 2)", None),
-        (1, "experts_scores", "ready_of<0>(value)", "value", None),
+        (1, "experts_scores", "ready_of<0>(value[step])", "value[step]", None),
         (7, "experts_scores", "HAS_BIAS ?", "false ?", None),
         (0, "experts_scores", ", numbers[0])", ", 0.0f)", None),
-        (3, "experts_scores", "&& column < N", "", "out of bounds|conflicting"),
+        (9, "experts_scores", "value[step].v[i] = is_there ?", "value[step].v[i] = true ?", None),
+        (9, "experts_scores", "shares[lane * SPLIT + part]", "shares[lane * SPLIT]", None),
+        (
+            9, "experts_scores", "threadgroup_barrier(mem_flags::mem_threadgroup);", "",
+            "race|uninitialised",
+        ),
         (1, "experts_up", "HAS_SCALE ? choice", "false ? choice", None),
         (2, "experts_up", "load_many<WORDS>(x + row * K", "load_many<WORDS>(x", None),
         (0, "experts_up", "squares = metal::fma", "float other = metal::fma", None),

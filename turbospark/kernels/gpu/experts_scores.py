@@ -5,12 +5,15 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts import launch
+from turbospark.kernels.gpu.experts_geometry import spread
 from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, constant
+from turbospark.kernels.gpu.step_sums import StreamSum
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import Norm, QuantizedWeight, Weight
 
-_SIMDGROUPS = 2
+_FEW_COLUMNS = 264
+"""More than this many have threadgroups for twice the multiprocessors of an H200."""
 
 
 def takes_router(router: Weight) -> bool:
@@ -83,6 +86,47 @@ def experts_scores(
     Raises:
         ShapeError: the arrays are outside these bounds.
     """
+    names = _names(x, norm, router, bias) | {"SUMS": "0"}
+    outputs = {"scores": ((x.shape[0], router.shape[0]), dtype)}
+    (scores,) = _launch(names, outputs, (norm, router, bias), target, bundle)
+    return scores
+
+
+def scores_of_sum(
+    parts: StreamSum,
+    norm: Norm | None,
+    router: Weight,
+    bias: mx.array | None = None,
+    *,
+    target: GpuTarget,
+    bundle: Bundle | None = None,
+) -> tuple[mx.array, mx.array]:
+    """Scores [M, N] float32 of rows that are yet to be summed up, and these rows [M, K].
+
+    Args:
+        parts: of 1 to 8 rows.
+        norm, router, bias, target, bundle: as of `experts_scores`.
+
+    Raises:
+        ShapeError: the arrays are outside these bounds.
+    """
+    x, branch = parts.stream, parts.branch
+    names = _names(x, norm, router, bias)
+    if branch.shape != x.shape or parts.norm.shape[0] < x.shape[1] + 1:
+        raise ShapeError(f"experts_scores adds no branch {branch.shape} to x {x.shape}")
+    names |= {"SUMS": "1", "branch": branch, "branch_norm": parts.norm}
+    outputs = {
+        "scores": ((x.shape[0], router.shape[0]), mx.float32),
+        "whole": (x.shape, x.dtype),
+    }
+    scores, whole = _launch(names, outputs, (norm, router, bias), target, bundle)
+    return scores, whole
+
+
+def _names(
+    x: mx.array, norm: Norm | None, router: Weight, bias: mx.array | None
+) -> dict[str, mx.array | str]:
+    """What the body reads, checked."""
     N, K = router.shape
     if not takes_router(router) or (bias is not None and bias.shape != (N,)):
         raise ShapeError("experts_scores has no body for this router")
@@ -93,36 +137,55 @@ def experts_scores(
     weight = None if norm is None else norm.weight
     is_quantized = isinstance(router, QuantizedWeight)
     biases = router.biases if is_quantized else None
-    (scores,) = launch(
+    return {
+        "BITS": str(router.bits if is_quantized else 0),
+        "x": x,
+        "norm_weight": "x" if weight is None else weight,
+        "numbers": router_numbers(norm),
+        "matrix": router.codes if is_quantized else router,
+        "scales": router.scales if is_quantized else "numbers",
+        "biases": ("scales" if is_quantized else "numbers") if biases is None else biases,
+        "bias": "numbers" if bias is None else bias,
+    }
+
+
+def _launch(
+    names: dict[str, mx.array | str],
+    outputs: dict[str, tuple[tuple[int, ...], mx.Dtype]],
+    given: tuple[Norm | None, Weight, mx.array | None],
+    target: GpuTarget,
+    bundle: Bundle | None,
+) -> list[mx.array]:
+    norm, router, bias = given
+    (M, N), dtype = outputs["scores"]
+    K = router.shape[1]
+    steps = -(-K // 256)
+    split = spread(steps, 4 if steps <= 16 else 8)
+    columns = 1 if N <= _FEW_COLUMNS else 2
+    is_quantized = isinstance(router, QuantizedWeight)
+    return launch(
         target,
         "experts_scores",
-        {
-            "BITS": str(router.bits if is_quantized else 0),
-            "x": x,
-            "norm_weight": "x" if weight is None else weight,
-            "numbers": router_numbers(norm),
-            "matrix": router.codes if is_quantized else router,
-            "scales": router.scales if is_quantized else "numbers",
-            "biases": ("scales" if is_quantized else "numbers") if biases is None else biases,
-            "bias": "numbers" if bias is None else bias,
-        },
-        {"scores": ((x.shape[0], N), dtype)},
+        names,
+        outputs,
         template={
             "S": dtype,
             "N": N,
             "K": K,
+            "SPLIT": split,
+            "STEPS": -(-steps // split),
+            "COLUMNS": columns,
             "GROUP": router.group_size if is_quantized else 32,
-            "HAS_BIASES": biases is not None,
+            "HAS_BIASES": is_quantized and router.biases is not None,
             "ZERO": (router.zero or 0) if is_quantized else 0,
             "NORM": norm is not None,
-            "HAS_NORM_WEIGHT": weight is not None,
+            "HAS_NORM_WEIGHT": norm is not None and norm.weight is not None,
             "HAS_BIAS": bias is not None,
         },
-        grid=(32, -(-N // _SIMDGROUPS) * _SIMDGROUPS, x.shape[0]),
-        threadgroup=(32, _SIMDGROUPS, 1),
+        grid=(32, -(-N // columns) * split, M),
+        threadgroup=(32, split, 1),
         bundle=bundle,
     )
-    return scores
 
 
 def router_numbers(norm: Norm | None) -> mx.array:

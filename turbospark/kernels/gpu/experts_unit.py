@@ -23,11 +23,13 @@ from turbospark.kernels.gpu.experts_scores import (
     experts_scores,
     joined_router,
     router_numbers,
+    scores_of_sum,
     takes_router,
 )
 from turbospark.kernels.gpu.experts_wide import WIDE_SHARE, dense_experts, mix_sorted
 from turbospark.kernels.gpu.int4_product import FLOATS, MAX_ROWS
 from turbospark.kernels.gpu.kernel import GpuTarget, resident
+from turbospark.kernels.gpu.step_sums import StepSums, StreamSum
 from turbospark.kernels.gpu.trial import runs
 from turbospark.kernels.target import MixExperts, RunBlock, SharedRows
 from turbospark.kernels.weights import ExpertBlock, ExpertWeights, Norm, QuantizedWeight, Weight
@@ -54,10 +56,18 @@ class ExpertUnits:
         target: where.
         normed: normalises many rows.
         dense: whether many rows may be multiplied by dequantized matrices.
+        sums: of the stream, which a layer of few rows forms as it ranks experts.
     """
 
-    def __init__(self, target: GpuTarget, normed: Normed, *, dense: bool = False) -> None:
-        self._target, self._normed = target, normed
+    def __init__(
+        self,
+        target: GpuTarget,
+        normed: Normed,
+        *,
+        dense: bool = False,
+        sums: StepSums | None = None,
+    ) -> None:
+        self._target, self._normed, self._sums = target, normed, sums or StepSums()
         self._is_dense = dense and target.name == "cuda"
         self._verdicts: dict[tuple[object, ...], bool] = {}
 
@@ -104,9 +114,15 @@ class ExpertUnits:
         """The unit of a whole layer, or None where no body serves it."""
         if not takes_block(block):
             return None
-        few, experts = block_of(block, self._target), block.experts
+        few, experts = block_of(block, self._target, self._sums), block.experts
         rows = mx.zeros((1, experts.gate.shape[2]), mx.bfloat16)
-        if not self._serves(_block_key(block), experts, lambda: few(rows, True)):
+
+        def launch() -> mx.array:
+            summed = rows + 1
+            self._sums.put(summed, StreamSum(rows, rows, mx.zeros((rows.shape[1] + 1,))))
+            return few(rows, True) + few(summed, True)
+
+        if not self._serves(_block_key(block), experts, launch):
             return None
 
         def run(h: mx.array, residual: bool, phase: Phase) -> mx.array | None:
@@ -146,10 +162,11 @@ def takes_block(block: ExpertBlock) -> bool:
     )
 
 
-def block_of(block: ExpertBlock, target: GpuTarget) -> FewRows:
+def block_of(block: ExpertBlock, target: GpuTarget, sums: StepSums | None = None) -> FewRows:
     """Three launches, scores, hidden rows and sum; four where the sums have norms of their own.
 
-    What they read lies in one bundle, into which the experts' matrices move.
+    What they read lies in one bundle, into which the experts' matrices move. Rows that are a sum in
+    `sums` are formed by the first launch.
     """
     experts, shared, join, close = block.experts, block.shared, join_of(block), _closing(block)
     router = joined_router(block.router, None if shared is None else shared.score)
@@ -158,11 +175,19 @@ def block_of(block: ExpertBlock, target: GpuTarget) -> FewRows:
     given: _Given = {"target": target, "bundle": bundle}
 
     def run(h: mx.array, residual: bool) -> mx.array:
-        scores = experts_scores(h, block.router_norm, router, block.router_bias, **given)
+        router_of = (block.router_norm, router, block.router_bias)
+        parts = None if sums is None else sums.parts(h)
+        if sums is None or parts is None:
+            h = h if sums is None else sums.written(h)
+            scores = experts_scores(h, *router_of, **given)
+        else:
+            scores, whole = scores_of_sum(parts, *router_of, **given)
+            sums.put(h, whole)
+            h = whole
         hidden = experts_up(h, block.norm, scores, experts, shared, groups=block.groups, **given)
         added = h if residual and close is None else None
-        sums = experts_down(hidden, experts, shared, added, join=join, dtype=h.dtype, **given)
-        return sums if close is None else experts_close(h, sums, close, factor, **given)
+        out = experts_down(hidden, experts, shared, added, join=join, dtype=h.dtype, **given)
+        return out if close is None else experts_close(h, out, close, factor, **given)
 
     return run
 

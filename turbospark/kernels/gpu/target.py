@@ -100,7 +100,10 @@ class GpuKernels(KernelSet):
         self._enabled = [name for name in BODIES if name not in disabled]
         self._products = Products(target, frozenset(self._enabled))
         self._experts = ExpertUnits(
-            target, self._products.normed, dense="dense_prefill" in self._enabled
+            target,
+            self._products.normed,
+            dense="dense_prefill" in self._enabled,
+            sums=self._products.sums,
         )
 
     def describe(self) -> str:

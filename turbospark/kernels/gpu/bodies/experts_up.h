@@ -39,9 +39,9 @@ UNROLL for (int turn = 0; turn < TURNS; turn++) {
   Floats<8> ready[WORDS];
   float sum = 0.0f;
   float squares = 0.0f;
-  const Floats<8 * WORDS> given = load_many<WORDS>(x + row * K + k);
+  const Floats<8 * WORDS> given = load_many<WORDS>(x + row * K + k, 8, 8 * WORDS - 8);
   Floats<8 * WORDS> factor;
-  if (HAS_NORM_WEIGHT) { factor = load_many<WORDS>(NORM_WEIGHT + k); }
+  if (HAS_NORM_WEIGHT) { factor = load_many<WORDS>(NORM_WEIGHT + k, 8, 8 * WORDS - 8); }
   UNROLL for (int w = 0; w < WORDS; w++) {
     Floats<8> value;
     UNROLL for (int i = 0; i < 8; i++) {

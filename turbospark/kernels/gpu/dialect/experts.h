@@ -44,20 +44,30 @@ FUNC float add_codes(uint word, Floats<8> ready, float dot) {
   return dot;
 }
 
-// 8 * COUNT values as floats, from any address.
+template <typename T, int N>
+FUNC Floats<N> floats_of(Pack<T, N> pack) {
+  Floats<N> wide;
+  UNROLL for (int i = 0; i < N; i++) { wide.v[i] = static_cast<float>(pack.v[i]); }
+  return wide;
+}
+
+// COUNT times eight values as floats, those at p + `apart` * i but none behind p + last, from any
+// address: one test for all, so that all are asked for at once.
 template <int COUNT, typename T>
-FUNC Floats<8 * COUNT> load_many(const GLOBAL T* p) {
+FUNC Floats<8 * COUNT> load_many(const GLOBAL T* p, int apart, int last) {
   Floats<8 * COUNT> wide;
 #ifdef VECTOR_ALIGNED
-  if (VECTOR_ALIGNED(p, sizeof(Pack<T, 8>))) {
+  if (VECTOR_ALIGNED(p, sizeof(Pack<T, 8>)) && last % 8 == 0) {
     UNROLL for (int c = 0; c < COUNT; c++) {
-      const Pack<T, 8> pack = load_pack<8>(p + 8 * c);
+      const Pack<T, 8> pack = load_pack<8>(p + metal::min(apart * c, last));
       UNROLL for (int i = 0; i < 8; i++) { wide.v[8 * c + i] = static_cast<float>(pack.v[i]); }
     }
     return wide;
   }
 #endif
-  UNROLL for (int i = 0; i < 8 * COUNT; i++) { wide.v[i] = static_cast<float>(p[i]); }
+  UNROLL for (int i = 0; i < 8 * COUNT; i++) {
+    wide.v[i] = static_cast<float>(p[metal::min(apart * (i / 8), last) + i % 8]);
+  }
   return wide;
 }
 
