@@ -22,6 +22,7 @@ from turbospark.settings import cache_folder
 Mode = Literal["checked", "fast"]
 
 HERE = Path(__file__).parent
+PRELUDE = HERE / "shim/prelude.h"
 INCLUDES = [HERE / "shim", HERE / "runtime", Path(mx.__file__).parent / "include"]
 COMPILERS = ("clang++-19", "clang++-20", "clang++-21", "clang++-22")
 LANGUAGE = [
@@ -38,6 +39,7 @@ LANGUAGE = [
     "-Wno-everything",
     "-Werror=vla",
 ]
+WARNINGS = ["-Wimplicit-float-conversion", "-Wdouble-promotion", "-ferror-limit=0"]
 FLOAT_LITERALS = ["-Xclang", "-cl-single-precision-constant"]  # in MSL the literal 1.0 is a float
 MODES: dict[str, list[str]] = {
     "fast": ["-O2"],  # guard pages only
@@ -81,16 +83,20 @@ def _folder() -> Path:
     return folder
 
 
-def _clang(arguments: list[str]) -> tuple[int, str]:
-    compiler = _compiler()
-    if compiler is None:
-        raise EmulationError(str(why_unavailable()))
-    done = subprocess.run([compiler, *arguments], capture_output=True, text=True, check=False)
+def _run(command: list[str]) -> tuple[int, str]:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
-def _must(arguments: list[str]) -> None:
-    code, diagnostics = _clang(arguments)
+def _clang(arguments: list[str]) -> list[str]:
+    compiler = _compiler()
+    if compiler is None:
+        raise EmulationError(str(why_unavailable()))
+    return [compiler, *arguments]
+
+
+def _must(command: list[str]) -> None:
+    code, diagnostics = _run(command)
     if code:
         raise EmulationError(diagnostics)
 
@@ -115,9 +121,28 @@ def runtime() -> ctypes.CDLL:
     if not path.exists():
         unfinished = path.with_suffix(f".{os.getpid()}")
         flags = ["-std=c++17", "-O2", "-fPIC", "-shared"]
-        _must([*flags, *map(str, sources), "-o", str(unfinished)])
+        whole = [text for source in sources for text in ("-include", str(source))]
+        _must(_clang([*flags, *whole, "-x", "c++", os.devnull, "-o", str(unfinished)]))
         unfinished.rename(path)
     return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
+@functools.cache
+def _prelude(*flags: str) -> list[str]:
+    """Flags that put what precedes every kernel, read once, before a source of those flags."""
+    flags = (*flags, *(flag for folder in INCLUDES for flag in ("-I", str(folder))))
+    path = _folder() / f"prelude-{_key(flags)}.pch"
+    # MLX's header has errors under the check's address spaces, which are nobody's here.
+    lenient = ["-Xclang", "-fallow-pch-with-compiler-errors"]
+    if not path.exists():
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        timeless = ["-Xclang", "-fno-pch-timestamp"]  # its name is a hash of what went into it
+        source = ["-x", "c++-header", str(PRELUDE), "-o", str(unfinished)]
+        code, diagnostics = _run(_clang([*flags, *lenient, *timeless, *source]))
+        if not unfinished.exists():
+            raise EmulationError(diagnostics or f"clang ended with {code}")
+        unfinished.rename(path)
+    return [*flags, *lenient, "-include-pch", str(path)]
 
 
 @functools.cache
@@ -147,25 +172,31 @@ def compile_kernel(source: str, wrapper: str, mode: Mode, strict: bool) -> Libra
     return Library(ctypes.CDLL(str(path)), path)
 
 
-def _include_flags() -> list[str]:
-    return [flag for folder in INCLUDES for flag in ("-I", str(folder))]
-
-
 def _build(text: Path, mode: Mode, target: Path) -> None:
-    unfinished = target.with_suffix(f".{os.getpid()}")
-    flags = [*LANGUAGE, *FLOAT_LITERALS, *MODES[mode], *_include_flags()]
-    # compiler-rt has the conversions to bfloat that older libgcc lacks. The sanitizers' runtimes
-    # stay out: ours defines their hooks.
-    link = ["-shared", "-lm", "--rtlib=compiler-rt", "-fno-sanitize-link-runtime"]
-    _must([*flags, *link, str(text), "-o", str(unfinished)])
-    unfinished.rename(target)
+    unfinished, linked = (text.with_suffix(suffix) for suffix in (".o", ".so"))
+    flags = _prelude(*LANGUAGE, *FLOAT_LITERALS, *MODES[mode])
+    try:
+        _must(_clang([*flags, "-c", str(text), "-o", str(unfinished)]))
+        # The linker itself, as clang would link C++'s library with each kernel. The sanitizers'
+        # runtimes stay out: ours defines their hooks.
+        _must(["ld", "-shared", str(unfinished), _builtins(), "-lm", "-o", str(linked)])
+    finally:
+        unfinished.unlink(missing_ok=True)
+    linked.rename(target)
+
+
+@functools.cache
+def _builtins() -> str:
+    """compiler-rt, which has the conversions to bfloat that older libgcc lacks."""
+    asked = _clang(["--rtlib=compiler-rt", "-print-libgcc-file-name"])
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _check(text: Path, strict: bool) -> None:
     """Read the source with real address spaces; raise on what Metal would refuse."""
-    flags = LANGUAGE if strict else [*LANGUAGE, *FLOAT_LITERALS]
-    flags = [*flags, "-Wimplicit-float-conversion", "-Wdouble-promotion", "-ferror-limit=0"]
-    _, diagnostics = _clang([*flags, *_include_flags(), "-DEMU_CHECK", "-fsyntax-only", str(text)])
+    literals = [] if strict else FLOAT_LITERALS
+    flags = _prelude(*LANGUAGE, *literals, *WARNINGS, "-DEMU_CHECK")
+    _, diagnostics = _run(_clang([*flags, "-fsyntax-only", str(text)]))
     refused = _refusals(diagnostics, strict)
     if refused:
         raise MetalCompileError("Metal would not compile this:\n" + "\n".join(refused[:10]))

@@ -1,20 +1,21 @@
 """Turns Metal text into C++ that clang compiles: threadgroup variables become runtime calls."""
 
+import functools
 import re
 
-PRELUDE = '#include <metal_stdlib>\n#include "mlx/backend/metal/kernels/utils.h"\n'
 SOURCE_NAME = "kernel.metal"  # the file that diagnostics and line tables name
 
 DIRECTIVES = re.compile(r"(?:^[ \t]*#[^\n]*\n\s*)+\Z", re.MULTILINE)
 
 
+@functools.cache
 def lower(source: str) -> str:
     """C++ text of a Metal source; line numbers stay those of the source."""
     # clang takes no attributes on an explicit instantiation.
     source = re.sub(r"template \[\[host_name\([^)]*\)\]\] \[\[kernel\]\] ", "template ", source)
     # Unrolled bodies take three times as long to compile, and nothing here is faster for it.
     source = re.sub(r'_Pragma\("clang loop unroll\(full\)"\)', "", source)
-    return f'{PRELUDE}#line 1 "{SOURCE_NAME}"\n{lower_threadgroup_variables(source)}'
+    return f'#line 1 "{SOURCE_NAME}"\n{lower_threadgroup_variables(source)}'
 
 
 def lower_threadgroup_variables(source: str) -> str:

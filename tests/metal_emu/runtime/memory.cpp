@@ -18,7 +18,7 @@ uint32_t barrier_epoch;
 uint32_t simdgroup_epoch[max_simdgroups];
 
 namespace {
-constexpr size_t page = 4096, guard_bytes = 64 << 20, arena_bytes = 256 << 10, red_zone = 64;
+constexpr size_t guard_bytes = 64 << 20, arena_bytes = 256 << 10, red_zone = 64;
 constexpr uint32_t by_atomics = ~0u;
 
 struct Buffer {

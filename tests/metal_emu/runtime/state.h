@@ -5,10 +5,12 @@
 
 #include "abi.h"
 
-namespace emu {
+// Hidden, so that calls for every access of a kernel do not go through the loader's tables.
+namespace emu __attribute__((visibility("hidden"))) {
 constexpr uint32_t max_threads = 1024;
 constexpr uint32_t lanes = 32;
 constexpr uint32_t max_simdgroups = max_threads / lanes;
+constexpr size_t page = 4096;
 extern size_t threadgroup_limit;  // bytes of a threadgroup's variables
 
 enum class Status : uint8_t { ready, in_collective, in_barrier, done };
