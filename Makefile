@@ -11,7 +11,7 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/turbospark generate "$(PROMPT)" --max-tokens 64
 
 test: $(VENV)/.test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 # What CI runs besides the tests: lint, format, types, import rules.
 check: $(VENV)/.dev
