@@ -75,18 +75,23 @@ def test_rows_that_straddle_a_chunk_equal_single_rows(window: int | None, target
 
 
 @pytest.mark.parametrize("target", ["emulation", "tensor"])
-def test_chunks_that_grow_give_the_same(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_geometry, "chunks", lambda *_, **__: Chunks(128, 2))
+@pytest.mark.parametrize("cut", [Chunks(128, 2), Chunks(128, 2, 1)])
+def test_chunks_that_grow_give_the_same(
+    target: str, cut: Chunks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_geometry, "chunks", lambda *_, **__: cut)
     case = AttentionCase(2, (2, 1), 32, 1400, 1300, sealed=1408, tail=128)
     case = replace(case, dtype=mx.float16, kv_dtype=mx.float16)
     assert case.error(on(target)) < SLACK / 2 * ROUNDING[case.dtype]
 
 
-@pytest.mark.parametrize(("size", "first"), [(96, 0), (128, 1), (64, 16), (96, 32)])
-def test_chunks_cover_every_position_once(size: int, first: int) -> None:
-    cut, starts = Chunks(size, first), [0]
+@pytest.mark.parametrize(
+    "cut", [Chunks(96, 0), Chunks(128, 1), Chunks(64, 16), Chunks(96, 32), Chunks(128, 16, 2)]
+)
+def test_chunks_cover_every_position_once(cut: Chunks) -> None:
+    size, first, starts = cut.size, cut.first, [0]
     while starts[-1] < 40_000:
-        level = (len(starts) - 1) // first if first else 0
+        level = min((len(starts) - 1) // first, cut.doublings) if first else 0
         starts.append(starts[-1] + (size << level))
     numbers = np.searchsorted(starts, np.arange(40_000), side="right") - 1
     assert [cut.of(p) for p in range(0, 40_000, 31)] == numbers[::31].tolist()

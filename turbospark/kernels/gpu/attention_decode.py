@@ -175,8 +175,7 @@ def plan(
         "M": count,
         "D": D,
         "HEADS": heads.num_heads,
-        "CHUNK": cut.size,
-        "FIRST": cut.first,
+        **cut.template,
         "WINDOW": window or 0,
     }
     tail = rows.tail.k.shape[1]

@@ -14,7 +14,7 @@ _QUERIES = 8  # of a SIMD-group
 _FIRST_KEYS = 128  # at least, of the first chunk: a text as long as a tail needs no second pass
 TENSOR_SHAPES = {  # head dimension: columns of a warp, warps, tiles of 8 keys a warp
     32: (32, 4, 4),
-    64: (64, 4, 4),
+    64: (32, 4, 4),
     96: (32, 6, 2),
     128: (64, 4, 2),
     192: (64, 6, 2),
@@ -31,17 +31,24 @@ class Chunks:
     Attributes:
         size: keys of the first chunks.
         first: how many have that size before it doubles, and so on; 0 if it never does.
+        doublings: at most.
     """
 
     size: int
     first: int
+    doublings: int = 24
+
+    @property
+    def template(self) -> dict[str, mx.Dtype | int | bool]:
+        """What bodies are told."""
+        return {"CHUNK": self.size, "FIRST": self.first, "DOUBLINGS": self.doublings}
 
     def of(self, position: int) -> int:
         """The number of the chunk that holds a position."""
         unit = position // self.size
         if self.first == 0:
             return unit
-        level = (unit // self.first + 1).bit_length() - 1
+        level = min((unit // self.first + 1).bit_length() - 1, self.doublings)
         return level * self.first + ((unit - ((1 << level) - 1) * self.first) >> level)
 
     def count(self, capacity: int, rows: int, window: int | None) -> int:
@@ -105,15 +112,17 @@ def tensor_bytes(heads: HeadGeometry, rows: int) -> int:
 
 
 def chunks(heads: HeadGeometry, window: int | None, *, tensor: bool) -> Chunks:
-    """How keys are cut: by sizes of the model alone, never by the number of queries."""
-    if tensor:
-        _, warps, key_tiles = TENSOR_SHAPES[heads.head_dim]
-        keys = 8 * warps * key_tiles
-        size = -(-_FIRST_KEYS // keys) * keys
-    else:
-        size = 32 * SIMDGROUPS
-    first = max(16, 256 // heads.num_kv_heads)
-    return Chunks(size, 0 if window is not None else first)
+    """How keys are cut: by sizes of the model alone, never by the number of queries.
+
+    Tensor cores want chunks of up to 512 keys in a long text, few and alike; short texts want many.
+    """
+    if not tensor:
+        first = max(16, 256 // heads.num_kv_heads)
+        return Chunks(32 * SIMDGROUPS, 0 if window is not None else first)
+    _, warps, key_tiles = TENSOR_SHAPES[heads.head_dim]
+    keys = 8 * warps * key_tiles
+    size = -(-_FIRST_KEYS // keys) * keys
+    return Chunks(size, 0, 0) if window is not None else Chunks(size, 16, 2)
 
 
 def combine_lanes(head_dim: int) -> int:

@@ -13,8 +13,8 @@ const int query = static_cast<int>(threadgroup_position_in_grid.y);
 const int column = static_cast<int>(threadgroup_position_in_grid.z) * 4 * LANES;
 const int start = lengths[1];
 const int begin = WINDOW == 0 ? 0 : metal::max(0, start + 1 - WINDOW);
-const int first_chunk = chunk_of(begin, CHUNK, FIRST);
-const int splits = chunk_of(start + M - 1, CHUNK, FIRST) - first_chunk + 1;
+const int first_chunk = chunk_of(begin, CHUNK, FIRST, DOUBLINGS);
+const int splits = chunk_of(start + M - 1, CHUNK, FIRST, DOUBLINGS) - first_chunk + 1;
 
 float top = HAS_SINKS ? static_cast<float>(sinks[query % HEADS]) : masked;
 const float sink = top;

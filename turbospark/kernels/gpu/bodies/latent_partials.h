@@ -20,8 +20,8 @@ const int first_query = tile * QUERIES;
 const int chunk = static_cast<int>(threadgroups_per_grid.z - 1 - threadgroup_position_in_grid.z);
 const int boundary = lengths[0];
 const int start = lengths[1];
-const int low = chunk_start(chunk, CHUNK, FIRST);
-const int high = metal::min(start + M, chunk_start(chunk + 1, CHUNK, FIRST));
+const int low = chunk_start(chunk, CHUNK, FIRST, DOUBLINGS);
+const int high = metal::min(start + M, chunk_start(chunk + 1, CHUNK, FIRST, DOUBLINGS));
 
 if (low < high && first_query < M * HEADS) {
   float query[QUERIES][QUADS * 4];

@@ -14,7 +14,7 @@ const int lane = static_cast<int>(thread_index_in_simdgroup);
 const int simdgroup = static_cast<int>(simdgroup_index_in_threadgroup);
 const int query = static_cast<int>(threadgroup_position_in_grid.y);
 const int head = query % HEADS;
-const int splits = chunk_of(lengths[1] + M - 1, CHUNK, FIRST) + 1;
+const int splits = chunk_of(lengths[1] + M - 1, CHUNK, FIRST, DOUBLINGS) + 1;
 
 float top = masked;
 for (int split = thread_index; split < splits; split += 32 * SIMDGROUPS) {

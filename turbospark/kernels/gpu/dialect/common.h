@@ -40,21 +40,19 @@ FUNC Floats<N> load_floats(const GLOBAL T* p) {
 FUNC int bits_of(const GLOBAL float* p) { return *reinterpret_cast<const GLOBAL int*>(p); }
 
 // Keys are dealt out in chunks, cut at absolute positions: of `size` keys each where `first` is 0,
-// else `first` of them, then `first` twice as long, and so on.
-FUNC int chunk_level(int chunk, int first) { return first == 0 ? 0 : chunk / first; }
-
-FUNC int chunk_start(int chunk, int size, int first) {
-  const int level = chunk_level(chunk, first);
+// else `first` of them, then `first` twice as long, and so on up to `doublings` times.
+FUNC int chunk_start(int chunk, int size, int first, int doublings) {
+  const int level = first == 0 ? 0 : metal::min(chunk / first, doublings);
   const int before = ((1 << level) - 1) * first;
   return (before + ((chunk - level * first) << level)) * size;
 }
 
-FUNC int chunk_of(int position, int size, int first) {
+FUNC int chunk_of(int position, int size, int first, int doublings) {
   const int unit = position / size;
   int level = 0;
   if (first > 0) {
     const int turn = unit / first + 1;
-    while ((2 << level) <= turn) { level += 1; }
+    while (level < doublings && (2 << level) <= turn) { level += 1; }
   }
   const int before = ((1 << level) - 1) * first;
   return level * first + ((unit - before) >> level);

@@ -44,10 +44,10 @@ const int split = metal::max(splits - 1 - depth, 0);
 const int boundary = lengths[0];
 const int start = lengths[1];
 const int begin = WINDOW == 0 ? 0 : metal::max(0, start + 1 - WINDOW);
-const int chunk_index = chunk_of(begin, CHUNK, FIRST) + split;
-const int chunk = chunk_start(chunk_index, CHUNK, FIRST);
+const int chunk_index = chunk_of(begin, CHUNK, FIRST, DOUBLINGS) + split;
+const int chunk = chunk_start(chunk_index, CHUNK, FIRST, DOUBLINGS);
 const int low = metal::max(begin, chunk);
-const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST));
+const int high = metal::min(start + M, chunk_start(chunk_index + 1, CHUNK, FIRST, DOUBLINGS));
 
 #ifdef WRITES
 const int tail_from = kv_head * TAIL;
