@@ -29,7 +29,7 @@ def int4_emulation(
     Args:
         order: how threads take turns.
         blocks: how many blocks run at most; by default all.
-        old: text of a body that `new` takes the place of, if any.
+        old: text of a body or its helpers that `new` takes the place of, if any.
         new: a planted mistake.
         mutated: how the names of kernels begin that have it.
         launched: notes the names of kernels that are built.
@@ -41,12 +41,12 @@ def int4_emulation(
             launched.append(names["name"])
         if not names["name"].startswith(("int4_mma", "int4_chain")):
             return emulated(order, **names)
-        source = names["source"]
+        source, opening = names["source"], _header(names["header"])
         if old and names["name"].startswith(mutated):
-            assert old in source, f"no {old!r} to mutate"
-            source = source.replace(old, new)
+            assert old in source + opening, f"no {old!r} to mutate"
+            source, opening = source.replace(old, new), opening.replace(old, new)
         shared = f"threadgroup uchar shared[{names.pop('shared_memory')}];"
-        names |= {"source": source.replace(_SHARED, shared), "header": _header(names["header"])}
+        names |= {"source": source.replace(_SHARED, shared), "header": opening}
         counts = "counters" in names["input_names"]
         if counts:
             where = names["input_names"].index("counters")

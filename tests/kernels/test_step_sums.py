@@ -122,8 +122,10 @@ def test_a_row_does_not_depend_on_its_neighbours(case: ProductCase, target: str)
         (CASES[2], "values_of<X>(words)", "values_of<X>(in_code_order(words))"),
         (CASES[3], "blockIdx.x == 0", "blockIdx.x == 100"),
         (CASES[4], "numbers[0], sums,", "branch_norm[K], sums,"),
+        (CASES[4], "load_chunks<M, K>(base, stream, first + 256 * COUNT);", ""),
+        (CASES[6], "store_shared(at, ordered);", "store_shared(at, sum);"),
     ],
-    ids=["stream", "row", "order", "writer", "eps"],
+    ids=["stream", "row", "order", "writer", "eps", "chunk", "staged order"],
 )
 def test_a_planted_mistake_is_caught(case: ProductCase, old: str, new: str) -> None:
     target = int4_emulation(
