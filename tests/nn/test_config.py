@@ -1,5 +1,6 @@
 """Reading config.json into a family's dataclass."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from turbospark.nn.config import (
     layer_schedule,
     read_activation,
     read_config,
+    read_value,
     refuse,
     split_head_dim,
 )
@@ -60,6 +62,15 @@ def test_null_is_a_value_only_where_it_means_something():
 def test_a_value_of_another_kind_is_refused_by_name(key, value):
     with pytest.raises(ConfigError, match=rf"config\.json: {key}"):
         read_config(ToyConfig, {"hidden_size": 5, key: value})
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "bounds"),
+    [(Size, 0, "from 1 to 16777216"), (Positive, -1.0, "1e-30 to 1e+30")],
+)
+def test_bounds_are_shown_to_their_digits(hint, value, bounds):
+    with pytest.raises(ConfigError, match=re.escape(bounds)):
+        read_value("size", value, hint)
 
 
 def test_whole_numbers_may_stand_for_floats_and_lists_become_tuples():

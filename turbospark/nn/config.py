@@ -93,7 +93,7 @@ def read_value(name: str, value: Any, hint: Any) -> Any:
             if limits and value is not None and not limits.low <= value <= limits.high:
                 raise ConfigError(
                     f"{name}={value!r} is out of range; "
-                    f"it must be from {limits.low:g} to {limits.high:g}"
+                    f"it must be from {limits.low} to {limits.high}"
                 )
             return _converted(name, value, kind)
     wish = " or ".join(_KINDS.get(kind, "a list or an object") for kind in _options(hint)[0])
