@@ -387,6 +387,17 @@ def test_a_closed_stdin_is_empty_and_gives_its_descriptor_to_no_file(tiny: str) 
     assert b"the prompt is empty" in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize("arguments", [("inspect",), ("generate", "hi", "--max-tokens", "2", "-m")])
+def test_a_full_disk_behind_stdout_is_one_sentence(tiny: str, arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command(*arguments, tiny, "-q"), stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    said = b"turbospark: error: standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
 def test_a_closed_pipe_is_quiet(tiny: str) -> None:
     process = subprocess.Popen(
         command(

@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop_stdout()
         return PIPE_CLOSED
     except OSError as error:
-        named = error.filename is not None and error.strerror is not None
-        return _failed(OSError(f"{error.filename}: {error.strerror}") if named else error, FAILED)
+        place = "" if error.filename is None else f"{error.filename}: "
+        return _failed(OSError(f"{place}{error.strerror or error}"), FAILED)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

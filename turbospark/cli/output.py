@@ -29,8 +29,13 @@ class Console:
 
     def show(self, text: str, end: str = "\n") -> None:
         """A part of the result."""
-        sys.stdout.write(text + end)
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(text + end)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from error
 
     def bar(self, label: str) -> Callable[[int, int], None] | None:
         """A progress callback that draws a bar, or None where nobody would see it."""
