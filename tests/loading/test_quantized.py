@@ -98,6 +98,8 @@ def test_contradictions_name_both_sides():
     refused(arrays, {"bits": 8, "group_size": 32}, PATH, "width 192", width=K)
     refused(arrays, {"bits": 4, "mode": "mxfp4"}, PATH, "mxfp4")
     refused(arrays, {"bits": 4, "group_size": 64, PATH: False}, PATH, "not quantized")
+    for odd in ([1], "int4", 4):
+        refused(arrays, {"bits": 4, "group_size": 64, PATH: odd}, PATH, f"is {odd!r}, neither")
 
 
 @pytest.mark.parametrize(

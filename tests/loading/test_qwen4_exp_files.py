@@ -78,7 +78,9 @@ def test_shards_of_a_table_have_the_layout_of_its_entry_or_of_its_width(
 
 def test_an_entry_of_a_table_that_its_shards_contradict_is_refused(golden, tmp_path):
     folder = converted_with_tables(golden, tmp_path / "a", "", bits=8)
-    with pytest.raises(CheckpointError, match=r"says 8 bits.* for '.*embedding\.shards\.0'"):
+    with pytest.raises(
+        CheckpointError, match=rf"^{folder}/config\.json says 8 bits.* for '.*embedding\.shards\.0'"
+    ):
         load_model(folder, policy=REFERENCE)
 
 

@@ -59,11 +59,18 @@ def _files_of(folder: Path) -> WeightFiles:
 
 
 @contextmanager
-def naming_files(where: str) -> Generator[None]:
-    """Add the files to a CheckpointError of the code below, which knows the tensors only."""
+def naming_files(where: str, config: str) -> Generator[None]:
+    """Add the files to a CheckpointError of the code below, which knows the tensors only.
+
+    Args:
+        where: the tensors' files.
+        config: the file whose errors name it themselves.
+    """
     try:
         yield
     except CheckpointError as error:
+        if str(error).startswith(config):
+            raise
         raise CheckpointError(f"{where}: {error}") from error
 
 

@@ -57,7 +57,7 @@ class FoundModule:
             tail = f".{path}".rpartition(f".{_PREFIX}")[2]
             return widths.get(tail.removeprefix("."))
 
-        with naming_files(f"the drafter of {self.where}"):
+        with naming_files(f"the drafter of {self.where}", self.where):
             weights = assemble(self.arrays, self.quantization, width_of, self.where)
             return cast("Any", self.module).sanitize(weights)
 

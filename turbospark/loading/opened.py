@@ -202,7 +202,7 @@ def sanitized(
     Raises:
         CheckpointError: they are not those of the configuration.
     """
-    with naming_files(where):
+    with naming_files(where, str(config_path)):
         weights = assemble(arrays, quantization, width_of(model), str(config_path))
         return cast("CausalModel", model).sanitize(weights)
 

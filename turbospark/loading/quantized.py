@@ -108,6 +108,12 @@ class _Overrides:
             for path, value in quantization.items()
             if isinstance(value, dict) or value is False
         }
+        for path, value in quantization.items():
+            if "." in path and not isinstance(value, dict | bool | None):
+                raise CheckpointError(
+                    f"{where}: the quantization of {path!r} is {value!r}, neither an object with "
+                    "bits and group_size nor false"
+                )
         self._canonical = {canonical(path): value for path, value in self._exact.items()}
 
     def of(self, path: str) -> tuple[Spec, bool]:
