@@ -33,8 +33,12 @@ NAMES = (
     "gpt-oss-20B", "gemma4-26B-A4B", "deepseek-v2-lite", "qwen3-30B-A3B", "qwen3_5-35B-A3B",
 )  # fmt: skip
 LAYERS, CALLS = 8, 24
-UP_CUTS = ((4, 4, 6), (4, 2, 6), (8, 4, 6), (4, 4, 3), (8, 4, 3), (4, 4, 8), (2, 2, 8), (8, 2, 8))
-DOWN_CUTS = ((8, 8, 8), (4, 4, 8), (16, 8, 8), (8, 4, 8), (8, 8, 4), (4, 4, 4), (16, 8, 4))
+UP_CUTS = (
+    (8, 4, 6), (16, 4, 3), (8, 4, 3), (16, 4, 6), (4, 4, 6), (8, 4, 8), (8, 2, 8), (4, 2, 8),
+)  # fmt: skip
+DOWN_CUTS = (
+    (8, 8, 4), (8, 8, 8), (16, 8, 8), (16, 8, 4), (8, 4, 8), (4, 4, 8), (4, 4, 4),
+)  # fmt: skip
 """Columns, those asked for ahead, SIMD-groups of a threadgroup."""
 WORDS = (4, 2, 1)
 
@@ -243,10 +247,11 @@ def _cut_lines(
     made = [Launches(layer.block, bench.target) for layer in layers]
     for part, others in (("down", DOWN_CUTS), ("up", UP_CUTS)):
         chosen = getattr(experts_mix, f"{part}_geometry")
-        default = chosen(bench.target.name)
+        C = inputs[0].shape[1]
+        default = chosen(*(bench.target.name, C)[: 1 + (part == "down")])
         for cut in dict.fromkeys((default, *(ExpertGeometry(*other) for other in others))):
             told = []
-            setattr(experts_mix, f"{part}_geometry", lambda _, cut=cut: cut)
+            setattr(experts_mix, f"{part}_geometry", lambda *_, cut=cut: cut)
             try:
                 for h in inputs:
                     _, alone = pair(_calls(made, part, h), mx.zeros((1,)), busy)

@@ -242,5 +242,6 @@ CASES = [
     ),
     ExpertCase(2, 48, 6, 64, 96, 32, groups=(8, 3), has_scale=True, shared=32, router="dense"),
     ExpertCase(1, 3, 2, 2080, 64, 32, mx.float32, mx.float32, "clamped", is_mxfp4=True),
+    ExpertCase(2, 4, 2, 2144, 32, 32, BF16, F16, router="dense", closes=True, shared=64),
 ]  # fmt: skip
 ROUTES = [(1, 1, 1), (3, 5, 2), (2, 32, 8), (7, 33, 6), (2, 129, 16), (3, 256, 8), (1, 512, 10)]

@@ -50,7 +50,8 @@ FOLDER = resources.files("turbospark.kernels.gpu")
 # Inputs that the wrapper knows to have 8 elements or more; pointers whose loads are aligned:
 # - codes, codes_at, gate_at, up_at, matrix: whole rows of K / 8 words, K a multiple of 32 (of 8,
 #   at 8 bits);
-# - branch, branch_norm, norm_weight of experts_scores: arrays of their own, K a multiple of 8;
+# - branch, branch_norm, norm_weight of experts_scores, all of experts_close: arrays of their own,
+#   rows of K or C values, a multiple of 8;
 # - hidden: what experts_up wrote, quads of rows whose parts are all multiples of eight floats;
 # - row: of a cache block, an array of its own, of D values, D a multiple of 8;
 # - parts: what attention_partials wrote, rows of D + 4 floats;
@@ -133,8 +134,8 @@ KERNELS = {
     "streams_mix": (STREAMS_OPEN, set(), set()),
     "experts_close": (
         form_of("experts_close", "h sums a_weight b_weight weight numbers factor", "y"),
-        set(),
-        set(),
+        {"h", "sums", "a_weight", "b_weight", "weight"},
+        {"h", "sums", "a_weight", "b_weight", "weight"},
     ),
 }
 

@@ -183,7 +183,7 @@ def test_a_geometry_does_not_change_a_bit(
     case, gpu, made = CASES[number], _gpu(target), []
     for cut in (ExpertGeometry(1, 1, 1), ExpertGeometry(6, 2, 8), ExpertGeometry(16, 8, 4)):
         for name in ("up_geometry", "down_geometry"):
-            monkeypatch.setattr(experts_module, name, lambda _, cut=cut: cut)
+            monkeypatch.setattr(experts_module, name, lambda *_, cut=cut: cut)
         made.append(case.run(gpu))
     assert mx.array_equal(made[0], made[1])
     assert mx.array_equal(made[0], made[2])
@@ -260,9 +260,11 @@ def test_the_unit_of_a_layer_serves_a_few_rows_of_decode() -> None:
         (8, "experts_down", "value = value + other", "value = value", None),
         (0, "experts_down", "RESIDUAL ?", "false ?", None),
         (0, "experts_down", "&& n < N", "", "out of bounds|conflicting"),
-        (1, "experts_close", "b[i] * b_scale", "b[i] * a_scale", None),
-        (1, "experts_close", "* factor[0]", "", None),
-        (1, "experts_close", "partial[2 * THREADS / 32 + part]", "partial[part]", "race"),
+        (1, "experts_close", "* b_scale *", "* a_scale *", None),
+        (1, "experts_close", "sum * whole", "sum", None),
+        (10, "experts_close", "is_there ? a[part]", "true ? a[part]", None),
+        (10, "experts_close", "is_there ? b[part]", "true ? b[part]", None),
+        (1, "experts_close", "partial[2 * THREADS / 32 + member]", "partial[member]", "race"),
     ],
 )  # fmt: skip
 def test_a_planted_mutation_is_caught(
@@ -274,7 +276,7 @@ def test_a_planted_mutation_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("up_geometry", "down_geometry"):  # no multiple of it is a width
-        monkeypatch.setattr(experts_module, name, lambda _: ExpertGeometry(5, 1, 2))
+        monkeypatch.setattr(experts_module, name, lambda *_: ExpertGeometry(5, 1, 2))
     target = mutated(kernel, old, new)
     if what is None:
         assert not CASES[case].error(target) < BOUNDS[CASES[case].dtype]

@@ -21,7 +21,7 @@ def experts_close(
     """(h + norm(norm_a(a) + norm_b(b))) * factor, in one launch.
 
     Args:
-        h: [M, C].
+        h: [M, C], C a multiple of 8.
         sums: [M, 2, C] float32, every row's a and b.
         norms: of a, of b, of their sum; each has a weight.
         factor: [1] float32, in the GPU's own memory.
@@ -36,8 +36,9 @@ def experts_close(
     """
     M, C = h.shape
     weights = [norm.weight for norm in norms if norm.weight is not None]
-    if sums.shape != (M, 2, C) or [w.shape for w in weights] != [(C,)] * 3:
+    if C % 8 or sums.shape != (M, 2, C) or [w.shape for w in weights] != [(C,)] * 3:
         raise ShapeError(f"experts_close of h {h.shape} takes no sums {sums.shape}")
+    threads = 32 * min(8, -(-C // 256))
     (y,) = launch(
         target,
         "experts_close",
@@ -49,9 +50,9 @@ def experts_close(
             "factor": factor,
         },
         {"y": ((M, C), h.dtype)},
-        template={"T": h.dtype, "C": C, "THREADS": 256, "VALUES": -(-C // 256)},
-        grid=(M * 256, 1, 1),
-        threadgroup=(256, 1, 1),
+        template={"T": h.dtype, "C": C, "THREADS": threads, "PARTS": -(-C // (8 * threads))},
+        grid=(M * threads, 1, 1),
+        threadgroup=(threads, 1, 1),
         bundle=bundle,
     )
     return y

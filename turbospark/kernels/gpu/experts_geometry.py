@@ -20,12 +20,16 @@ class ExpertGeometry:
 
 def up_geometry(target: str) -> ExpertGeometry:
     """The cut of the hidden rows."""
-    return ExpertGeometry(4, 4, 6) if target == "cuda" else ExpertGeometry(4, 2, 4)
+    return ExpertGeometry(8, 4, 6) if target == "cuda" else ExpertGeometry(4, 2, 4)
 
 
-def down_geometry(target: str) -> ExpertGeometry:
-    """The cut of the sum."""
-    return ExpertGeometry(8, 8, 8) if target == "cuda" else ExpertGeometry(4, 4, 4)
+def down_geometry(target: str, columns: int) -> ExpertGeometry:
+    """The cut of the sum; `columns` are those of all rows together."""
+    if target != "cuda":
+        return ExpertGeometry(4, 4, 4)
+    # An H200 has 132 multiprocessors, which have room for 16 SIMD-groups each.
+    per_multiprocessor = -(-columns // (8 * 132))
+    return ExpertGeometry(8, 8, min(8, max(4, 16 // per_multiprocessor)))
 
 
 def words_of(K: int) -> int:

@@ -183,7 +183,7 @@ def experts_down(
     (E, N, inner), M, top_k = down.shape, hidden.shape[0], experts.top_k
     width = 0 if shared is None else shared.down.shape[1]
     form = 0 if shared is None else join
-    cut, bias = down_geometry(target.name), experts.biases[2]
+    cut, bias = down_geometry(target.name, M * N), experts.biases[2]
     words = words_of(inner)
     parts, shared_parts = parts_of(inner, words), parts_of(width, words)
     simdgroups = spread(top_k * parts + shared_parts, cut.simdgroups)
