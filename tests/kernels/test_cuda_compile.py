@@ -22,6 +22,7 @@ from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
 
 from turbospark.kernels.gpu.argmax import argmax_rows
+from turbospark.kernels.gpu.experts_scores import experts_scores, scores_of_sum
 from turbospark.kernels.gpu.experts_wide import mix_sorted
 from turbospark.kernels.gpu.int4_gemv import int4_gemv, vector_product
 from turbospark.kernels.gpu.int4_mma import int4_mma
@@ -169,6 +170,18 @@ LAUNCHES = {
     ),
     "many rows of many experts": experts(
         ExpertCase(8, 512, 10, 2048, 64, 64, BRAIN, BRAIN, renormalise=False)
+    ),
+    "scores of rows yet to be summed up": lambda target: scores_of_sum(
+        StreamSum(*(mx.zeros((1, 2816), BRAIN),) * 2, mx.zeros((2817,))),
+        Norm(mx.zeros((2816,)), 1e-6),
+        mx.zeros((128, 2816), BRAIN),
+        target=target,
+    ),
+    "scores of wide rows": lambda target: experts_scores(
+        mx.zeros((1, 10_240), BRAIN),
+        Norm(mx.zeros((10_240,), BRAIN), 1e-6),
+        mx.zeros((4, 10_240), BRAIN),
+        target=target,
     ),
     "sums of experts": lambda target: mix_sorted(
         mx.zeros((9, 320), BRAIN),
