@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -11,6 +11,7 @@ from benchmarks.test_gpu_models import BENCHMARKS, narrowed
 from kernels.cases_gpu import EMULATION
 from metal_emu import require_emulator
 
+from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.target import GpuKernels
 from turbospark.nn.unit import bind_units
 from turbospark.protocols import Phase
@@ -48,6 +49,48 @@ def test_a_layer_runs_in_bodies_and_agrees_with_mlx_lm(modules: list[Any], name:
     bound = 2e-4 * mx.abs(theirs).max().item()
     for form in (layer.whole, layer.apart):
         assert mx.abs(form(h) - theirs).max().item() < bound
+
+
+def counting() -> GpuTarget:
+    """A target that answers zeros and waits for what it was given."""
+
+    def build(**_names: Any) -> Callable[..., Sequence[mx.array]]:
+        def launch(**call: Any) -> list[mx.array]:
+            pairs = zip(call["output_shapes"], call["output_dtypes"], strict=True)
+            return mx.depends([mx.zeros(shape, dtype) for shape, dtype in pairs], call["inputs"])
+
+        return launch
+
+    return GpuTarget("cuda", "cuda.h", build, "cuda")
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
+def test_cuts_and_words_are_measured(
+    modules: list[Any],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    experts, models, shapes, timing = modules
+    target = counting()
+    monkeypatch.setattr(models, "choose_kernels", lambda policy: GpuKernels(target, policy))
+    monkeypatch.setattr(timing, "_target", lambda _: target)
+    monkeypatch.setattr(timing, "_copy_tb_s", lambda: 1.0)
+    monkeypatch.setattr(experts, "Busy", lambda: None)
+    monkeypatch.setattr(experts, "LAYERS", 2)
+    monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
+    bench, chosen = timing.Bench(600.0), experts.experts_mix.up_geometry
+    experts.cuts(bench, (1, 4), (name,))
+    experts.words(bench, (name,))
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert told[0].startswith(f"{name}: a layer of 1 rows")
+    for part, count in (("down", len(experts.DOWN_CUTS)), ("up  ", len(experts.UP_CUTS))):
+        lines = [line for line in told if f" {part} " in line and "columns" in line]
+        assert len(lines) >= count
+        assert sum("(default)" in line for line in lines) == 1
+        assert all("1 rows" in line and "4 rows" in line for line in lines)
+    assert sum(" words: up" in line for line in told) == len(experts.WORDS)
+    assert experts.experts_mix.up_geometry is chosen
 
 
 def test_every_shape_is_measured(modules: list[Any]) -> None:
