@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import mlx.core as mx
 import numpy as np
@@ -197,6 +198,22 @@ def test_target_in_use_and_quantized_sources_are_refused(tmp_path):
         convert(path, tmp_path / "again", quantize="int4", text=None)
     with pytest.raises(OptionError, match="int5-g7"):
         convert(folder, tmp_path / "again", quantize="int5-g7")
+
+
+def test_what_will_be_refused_is_refused_before_the_model_is_read(tmp_path, monkeypatch):
+    def read(*args, **options):
+        raise AssertionError("the model was read")
+
+    folder = write_folder(tmp_path / "hf")
+    convert(folder, tmp_path / "done", quantize="int4-g32", text=None)
+    monkeypatch.setattr("turbospark.loading.convert.load_model", read)
+    (tmp_path / "file").write_text("mine")
+    target = tmp_path / "file" / "out"
+    with pytest.raises(OptionError, match=re.escape(f"the folder {target} cannot be written: ")):
+        convert(folder, target)
+    with pytest.raises(OptionError, match="quantized already"):
+        convert(tmp_path / "done", tmp_path / "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["done", "file", "hf"]
 
 
 def test_report_is_readable_and_json(tmp_path):

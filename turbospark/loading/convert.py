@@ -21,7 +21,7 @@ from turbospark.loading.build import Meter, Progress, load_model
 from turbospark.loading.checkpoint import load_arrays
 from turbospark.loading.install import check_fit, parameter_slots, parts_of
 from turbospark.loading.losses import Loss, loss
-from turbospark.loading.opened import open_checkpoint
+from turbospark.loading.opened import Opened, open_checkpoint
 from turbospark.loading.perplexity import SAMPLE, perplexity
 from turbospark.loading.planned import megabytes
 from turbospark.loading.quantize import (
@@ -130,13 +130,13 @@ def convert(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OptionError(f"{folder} is there already; choose another folder or remove it")
     source = resolve_source(path_or_repo, revision=revision, local_files_only=local_files_only)
-    before = None
-    if text is not None:
-        before = perplexity(load_model(source.path, dequantize=dequantize), text)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    opened, chosen = _opened(source, wish, dequantize)
+    temporary = _folder_beside(folder)
     try:
-        written = _write(source, temporary, wish, dequantize, progress)
+        before = None
+        if text is not None:
+            before = perplexity(load_model(source.path, dequantize=dequantize), text)
+        written = _write(source, opened, temporary, chosen, progress)
         after = None if text is None else perplexity(load_model(temporary), text)
         temporary.chmod(0o755)
         temporary.replace(folder)
@@ -145,25 +145,44 @@ def convert(
     return replace(written, target=folder, perplexity_before=before, perplexity_after=after)
 
 
-def _write(
-    source: Source,
-    folder: Path,
-    wish: Quantization | None,
-    dequantize: bool,
-    progress: Progress | None,
-) -> Conversion:
+def _folder_beside(folder: Path) -> Path:
+    """An empty folder that can take the place of one."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise OptionError(
+            f"the folder {folder} cannot be written: {error.strerror or error}; choose another one"
+        ) from error
+
+
+def _opened(
+    source: Source, wish: Quantization | None, dequantize: bool
+) -> tuple[Opened, Quantization]:
+    """A checkpoint that can be converted, and the layout of its float matrices."""
     opened = open_checkpoint(source, dequantize)
     if opened.is_quantized and (wish is not None or source.kind == "safetensors"):
         raise OptionError(
             f"the weights of {source.path} are quantized already; convert an unquantized release "
             "of the model"
         )
-    weights, slots = opened.weights(lambda _: None), parameter_slots(opened.model)
-    check_fit(slots, weights, str(source.path))
     chosen = wish or QUANTIZATIONS["int4"]
     if not opened.is_quantized:
+        slots = parameter_slots(opened.model)
         widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
         require_divisible(widths, chosen, str(source.path))
+    return opened, chosen
+
+
+def _write(
+    source: Source,
+    opened: Opened,
+    folder: Path,
+    chosen: Quantization,
+    progress: Progress | None,
+) -> Conversion:
+    weights = opened.weights(lambda _: None)
+    check_fit(parameter_slots(opened.model), weights, str(source.path))
     weights |= load_arrays(opened.left)
     source_bytes = sum(weight.nbytes for weight in weights.values())
     writer = _Writer(opened.model, weights, chosen, progress, opened.left)
