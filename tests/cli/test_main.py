@@ -228,10 +228,12 @@ def test_help_and_configuration_leave_out_what_a_command_refuses(run: Run) -> No
 def test_chat_is_one_session_with_commands(
     run: Run, tiny: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hi\nyou\n/what\n/reset\nhi\n/exit\nnever\n"))
+    lines = "hi\nyou\n/what\n/save\n/save  \n/reset\nhi\n/exit\nnever\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     code, out, err = run("chat", "-m", tiny, "--max-tokens", "3", "--json")
     replies = [json.loads(line) for line in out.splitlines()]
     assert code == 0
+    assert err.count("/save needs the name of a file: /save FILE") == 2
     assert len(replies) == 3
     assert replies[0]["reused_tokens"] == 0 < replies[1]["reused_tokens"]
     assert replies[2]["token_ids"] == replies[0]["token_ids"]

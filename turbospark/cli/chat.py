@@ -34,8 +34,8 @@ def chat(arguments: argparse.Namespace, console: Console) -> None:
             conversation.reset()
             _begin(conversation, arguments.system, True)
             console.note("the conversation starts over")
-        elif command.startswith("/save "):
-            _save(conversation, command.removeprefix("/save ").strip(), console)
+        elif command.split()[:1] == ["/save"]:
+            _save(conversation, command.removeprefix("/save").strip(), console)
         elif command.startswith("/"):
             console.note(f"{command.split()[0]} is no command: {_HELP}")
         elif command:
@@ -62,6 +62,9 @@ def _opened(engine: Engine, arguments: argparse.Namespace) -> Conversation:
 
 
 def _save(conversation: Conversation, path: str, console: Console) -> None:
+    if not path:
+        console.note("/save needs the name of a file: /save FILE")
+        return
     try:
         conversation.save(path)
     except TurbosparkError as error:
