@@ -125,6 +125,9 @@ def test_missing_and_misshapen_parts_are_named():
         refused(arrays | {name: arrays[name][:-1]}, whole, PATH)
     floats = {f"{PATH}.weight": mx.zeros((N, K))}
     refused(arrays | floats, whole, f"{PATH}.weight", "uint32")
+    for kind in (mx.int32, mx.float16):
+        other = {f"{PATH}.biases": arrays[f"{PATH}.biases"].astype(kind)}
+        refused(arrays | other, whole, f"{PATH}.biases", str(kind), "one float type")
 
 
 def test_projection_bias_is_not_a_quantization_offset():

@@ -178,6 +178,11 @@ class _Parts:
             )
         if biases is not None and scales.dtype not in _FLOATS:
             raise CheckpointError(f"{path + '.scales'!r} is {scales.dtype}: scales are floats")
+        if biases is not None and biases.dtype != scales.dtype:
+            raise CheckpointError(
+                f"{path + '.biases'!r} is {biases.dtype} and {path + '.scales'!r} {scales.dtype}: "
+                "both are of one float type"
+            )
         if biases is None and scales.dtype != mx.uint8:
             raise CheckpointError(f"{path + '.biases'!r} is missing")
         return _Parts(path, codes, scales, biases)
