@@ -1,6 +1,7 @@
 """Products of up to eight rows with 4-bit weights on the tensor cores of NVIDIA GPUs."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -78,10 +79,12 @@ def int4_mma(
     """
     product.check(x, residual)
     rows = x.shape[0]
-    cut = geometry or choose_geometry(product, rows)
+    cut = geometry or choose_geometry(product, rows, summed=parts is not None)
     tiles = sum(-(-N // (16 * cut.tall)) for N in product.widths[: product.parts])
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
     kernel = product.kernel("int4_mma", "cuda", HELPERS)
+    if cut.blocks == 2:
+        kernel = in_pairs(kernel)
     inputs, outputs = product.inputs(x, residual), product.outputs(x)
     if zeros:
         kernel, outputs = _with_zeros(kernel, zeros), [*outputs, ((zeros,), mx.int32)]
@@ -97,6 +100,7 @@ def int4_mma(
             "WARPS": cut.warps,
             "STEP": cut.step,
             "STAGES": cut.stages,
+            "BLOCKS": cut.blocks,
             "STAGED_X": cut.staged,
             "TALL": cut.tall,
         },
@@ -106,6 +110,12 @@ def int4_mma(
         bundle=product.bundle,
         shared_bytes=shared_bytes(product, rows, cut),
     )
+
+
+@functools.cache
+def in_pairs(kernel: Kernel) -> Kernel:
+    """The same with so few registers that two blocks have room on a multiprocessor."""
+    return replace(kernel, helpers=(*kernel.helpers, "cuda_two_blocks.h"))
 
 
 @functools.cache
@@ -145,19 +155,41 @@ def _check_parts(product: Int4Product, x: mx.array, parts: StreamSum) -> None:
         )
 
 
-def choose_geometry(product: Int4Product, rows: int) -> Geometry:
-    """The cut for so many rows of x; what orders the sums does not depend on them."""
+def choose_geometry(product: Int4Product, rows: int, *, summed: bool = False) -> Geometry:
+    """The cut for so many rows of x; what orders the sums does not depend on them.
+
+    Args:
+        product: what to compute.
+        rows: of x.
+        summed: whether blocks form the rows, which takes registers.
+    """
     steps = -(-product.inner // (64 * 4))
     warps = max(w for w in (1, 2, 4, 8) if w <= max(1, steps))
-    for blocks, stages, staged in (
-        (2, 4, True), (2, 3, True), (1, 6, True), (1, 4, True), (1, 3, True), (1, 2, True),
-        (1, 6, False), (1, 4, False),
-    ):  # fmt: skip
-        tall = 1 if staged or rows < 3 else 2
+    for blocks, stages, staged, tall in _cuts(product):
         cut = Geometry(warps, 4, stages, blocks, staged, tall)
-        if fits(product, rows, cut):
+        if blocks <= (2 if summed else 3) and fits(product, rows, cut):
             return cut
     return Geometry(warps, 4, 2, 1, False)
+
+
+def _cuts(product: Int4Product) -> Sequence[tuple[int, int, bool, int]]:
+    """Blocks, stages, whether x is staged, and tiles' height, the fastest first.
+
+    From sweeps on an H200 over the products of models of 4 to 30 billion parameters.
+    """
+    if product.parts < len(product.weights):
+        return _PAIR if product.inner <= _SHORT_INNER else ((2, 2, True, 1), *_PAIR)
+    if product.norm is not None:
+        is_long = sum(product.widths) > _MANY_COLUMNS
+        return ((2, 2, True, 2), *_NORMED) if is_long else _NORMED
+    return _PLAIN
+
+
+_SHORT_INNER = 4096
+_MANY_COLUMNS = 1 << 16
+_PAIR = ((1, 3, True, 1), (1, 2, True, 1), (1, 6, False, 1), (1, 4, False, 1))
+_NORMED = ((3, 3, True, 1), (2, 3, True, 1), (1, 3, True, 1), (1, 2, True, 1))
+_PLAIN = ((2, 2, True, 2), (1, 3, True, 2), (2, 2, False, 2), (1, 4, False, 2))
 
 
 def shared_bytes(product: Int4Product, rows: int, cut: Geometry) -> int:

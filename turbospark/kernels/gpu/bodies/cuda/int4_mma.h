@@ -23,6 +23,7 @@ constexpr int TILE = 16 * TALL;
 constexpr int SHARE = (TILE * M + TEAM_THREADS - 1) / TEAM_THREADS;
 constexpr int AT_ONCE = 8;  // chunks of x that a thread has under way
 constexpr int ALL_TILES = UNITS_OF_PARTS(TILE);
+constexpr int EARLY = STAGED_X ? 1 : STAGES - 1;  // x waits behind what is fetched before it
 
 const int lane = threadIdx.x % 32;
 const int warp = threadIdx.x / 32;
@@ -87,7 +88,7 @@ auto fetch = [&]() {
   end_of_copies();
 };
 
-UNROLL for (int stage = 0; stage < STAGES - 1; stage++) { fetch(); }
+UNROLL for (int stage = 0; stage < EARLY; stage++) { fetch(); }
 
 #ifdef ZEROS
 if (blockIdx.x == 0 && threadIdx.x < ZEROS) { zeros[threadIdx.x] = 0; }
@@ -107,6 +108,8 @@ if constexpr (STAGED_X) {
                                                    threadIdx.x);
 }
 #endif
+
+UNROLL for (int stage = EARLY; stage < STAGES - 1; stage++) { fetch(); }
 
 const uint x_of_lane = staged_x + row_of_x * X_STRIDE + quarter * 16;
 const GLOBAL X* const direct_x = x + row_of_x * K + quarter * 16;
