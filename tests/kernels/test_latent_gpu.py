@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.latent import CHUNKS, latent_queries, latent_step
 from turbospark.kernels.gpu.target import GpuKernels
 from turbospark.kernels.kv_rows import StepRows
+from turbospark.kernels.weights import QuantizedWeight
 from turbospark.nn.latent import LatentAttention
 from turbospark.nn.linear import Linear, RMSNorm
 from turbospark.protocols import Phase
@@ -113,33 +115,39 @@ def test_chunks_grow_with_the_context() -> None:
 @pytest.mark.parametrize("in_step", [False, True])
 @pytest.mark.parametrize("target", TARGETS[1:])
 def test_the_unit_decodes_as_its_reference_does(target: str, in_step: bool) -> None:
+    """The reference in float32: in 16 bits it is as far from that as bodies are."""
     gpu, case = resolve(target), CASES[3]
     assert gpu is not None
-    layer, sizes = case.unit().layer, case.geometry
-    assert layer.norm.weight is not None
-    norm, expand = (
-        RMSNorm(sizes.latent_dim, layer.norm.eps),
-        Linear(sizes.latent_dim, sizes.expanded),
-    )
-    norm.weight = layer.norm.weight
-    expand.assign(layer.expand)
-    units = [
-        LatentAttention(sizes, layer.rope, norm=norm, expand=expand, scale=layer.scale)
-        for _ in range(2)
-    ]
-    units[1].bind(GpuKernels(gpu, KernelPolicy()))
-    assert units[1].body == gpu.name
+    own, exact = unit_of(case, case.dtype), unit_of(case, mx.float32)
+    own.bind(GpuKernels(gpu, KernelPolicy()))
+    assert own.body == gpu.name
     with mx.stream(mx.cpu):  # MLX on CUDA has no product for such odd sizes
-        wanted = fed(units[0], case, in_step=False)
-    found = fed(units[1], case, in_step)
-    assert relative_error(found, wanted) < 3 * ROUNDING[case.dtype]
+        wanted = fed(exact, case, mx.float32, in_step=False)
+    found = fed(own, case, case.dtype, in_step)
+    assert relative_error(found, wanted) < 6 * ROUNDING[case.dtype]
 
 
-def fed(unit: LatentAttention, case: LatentCase, in_step: bool) -> np.ndarray:
+def unit_of(case: LatentCase, dtype: mx.Dtype) -> LatentAttention:
+    """A unit whose weights have the values of the case's."""
+    layer, sizes = case.unit().layer, case.geometry
+    codes, weight = layer.expand, layer.norm.weight
+    assert isinstance(codes, QuantizedWeight)
+    assert codes.biases is not None
+    assert weight is not None
+    mx.eval(codes.codes, codes.scales, codes.biases)
+    scales, biases = codes.scales.astype(dtype), codes.biases.astype(dtype)
+    norm = RMSNorm(sizes.latent_dim, layer.norm.eps)
+    expand = Linear(sizes.latent_dim, sizes.expanded)
+    norm.weight = weight
+    expand.assign(replace(codes, scales=scales, biases=biases))
+    return LatentAttention(sizes, layer.rope, norm=norm, expand=expand, scale=layer.scale)
+
+
+def fed(unit: LatentAttention, case: LatentCase, dtype: mx.Dtype, in_step: bool) -> np.ndarray:
     """What a prompt of five rows, then two passes of two make of the unit."""
     sizes = case.geometry
-    q = rows(9, sizes.num_heads * sizes.query_dim, seed=8).astype(case.dtype)
-    row = rows(9, sizes.row_dim, seed=9).astype(case.dtype)
+    q = rows(9, sizes.num_heads * sizes.query_dim, seed=8).astype(case.dtype).astype(dtype)
+    row = rows(9, sizes.row_dim, seed=9).astype(case.dtype).astype(dtype)
     cache: Any = LatentCache(sizes.latent_dim, sizes.rope_dim, 64)
     made = [unit(q[:5], row[:5], cache, Phase.PREFILL)]
     for start in (5, 7):
