@@ -157,6 +157,7 @@ def test_norms_behind_products_take_no_launches(name: str, rows: int, tmp_path: 
     layers, besides = LARGE[name]
     folder = synthetic(tmp_path / "model", model_type=name)
     asked, launches = step(folder, rows, "int4_chain")
-    assert launches == {"Depends": 5 * layers + besides}, Counter(asked)
+    last_sum = int(rows > 1)  # of several rows the head reads one
+    assert launches == {"Depends": 5 * layers + besides - 1 + last_sum}, Counter(asked)
     asked, launches = step(folder, rows, "int4_chain,fused_residual")
     assert launches == {"Depends": 7 * layers + besides - 1}, Counter(asked)

@@ -150,7 +150,8 @@ class CausalLM(nn.Module):
         """
         norm = self.model.norm
         normed = rms_norm_reference(h, None if norm is None else norm.value) if hidden else None
-        logits = None if rows == "none" else self.head(h[-1:] if rows == "last" else h, phase)
+        wanted = h[-1:] if rows == "last" and h.shape[0] > 1 else h
+        logits = None if rows == "none" else self.head(wanted, phase)
         return ForwardOutput(logits, taps, normed, row_inputs or {})
 
 
