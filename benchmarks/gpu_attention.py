@@ -4,10 +4,11 @@
 
 Needs an Apple or NVIDIA GPU. Calls form a compiled chain in which each waits for the one before;
 caches are rotated through more memory than a cache holds; a figure is the median of rounds in which
-ours and MLX's operations take turns. Bandwidth is of the keys and values, in per cent of a copy
-measured in the same run; `error` is the largest difference over MLX's largest number. `joined` sets
-norms, rotation, cache rows, attention and gate as one unit against one after the other (`apart`),
-and against attention alone. It stops when its seconds are spent.
+ours and MLX's operations take turns. Times of attention are those of the GPU alone: a chain waits
+behind work that the host submits before it. Bandwidth is of the keys and values, in per cent of a
+copy measured in the same run; `error` is the largest difference over MLX's largest number. `joined`
+sets norms, rotation, cache rows, attention and gate as one unit against one after the other
+(`apart`), and against attention alone. It stops when its seconds are spent.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from unittest import mock
 
 import mlx.core as mx
 from gpu_timing import Bench as Timed
-from gpu_timing import Call, Chain, difference, medians
+from gpu_timing import Busy, Call, Chain, difference, medians
 
 from turbospark.kernels.gpu import attention_geometry
 from turbospark.kernels.gpu.attention_decode import attention_step
@@ -46,14 +47,20 @@ GATED = (256, 16, 4)  # as qwen3_5 has it
 Link = Sequence[mx.array]
 
 
-def chained(*calls: Call, start: Link, is_compiled: bool = True) -> list[float]:
-    """Microseconds of each contender's call."""
+def chained(
+    *calls: Call, start: Link, is_compiled: bool = True, busy: Busy | None = None
+) -> list[float]:
+    """Microseconds of each contender's call; behind `busy` those of the GPU alone."""
     chains = [Chain(call, start, CALLS, GRAPHS, is_compiled=is_compiled) for call in calls]
-    return [times.us for times in medians(chains)]
+    return [times.us for times in medians(chains, busy)]
 
 
 class Bench(Timed):
     """Prints a table."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self._busy = Busy()
 
     def attention(self, shape: tuple[int, int, int], length: int, rows: int, cut: str = "") -> None:
         """One line: attention of `rows` queries over `length` rows."""
@@ -77,7 +84,7 @@ class Bench(Timed):
         one, other = ours([q], 0)[0], theirs([swapped], 0)[0][0].swapaxes(0, 1)
         chains = [Chain(ours, [q], CALLS, GRAPHS)]
         chains += [] if cut else [Chain(theirs, [swapped], CALLS, GRAPHS)]
-        us, *rest = (times.us for times in medians(chains))
+        us, *rest = (times.us for times in medians(chains, self._busy))
         nbytes = 4 * Hkv * D * length
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}  {cut}"
         self.line(what, us, rest[0] if rest else None, nbytes, difference(one, other))
@@ -119,7 +126,7 @@ class Bench(Timed):
         # A graph does not compile whose inputs it also reads by themselves.
         start = [q, caches[0].tail.k + 0, caches[0].tail.v + 0]
         error = difference(whole(start, 0)[0], apart(start, 0)[0])
-        us, apart_us, alone_us = chained(whole, apart, alone, start=start)
+        us, apart_us, alone_us = chained(whole, apart, alone, start=start, busy=self._busy)
         nbytes = 4 * Hkv * D * length
         shares = [nbytes / time / 1e6 / self.copy * 100 for time in (us, alone_us)]
         what = f"{length:6d} rows  D {D:3d}  {Hq:2d}:{Hkv} heads  M {rows}"
@@ -179,7 +186,7 @@ def chunk_figures(bench: Bench) -> Iterator[None]:
     for shape in JOINED[:2]:
         for length in (200, 380, 2048):
             for size in (128, 256, 512):
-                cut = Chunks(size, max(16, 256 // shape[2]))
+                cut = Chunks(size, 16, 2)
                 with mock.patch.object(attention_geometry, "chunks", lambda *_, c=cut, **__: c):
                     print(f"chunks of {size:3d}", end=" ")
                     yield bench.joined(shape, length, 1)

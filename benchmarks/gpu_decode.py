@@ -122,6 +122,14 @@ def copy_bandwidth() -> float:
     return 2 * x.nbytes / best / 1e12
 
 
+def memory_growth(run: Callable[[], Any]) -> float:
+    """GB by which the memory in use grows at most while something runs."""
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    run()
+    return max(0.0, (mx.get_peak_memory() - before) / 1e9)
+
+
 def build(name: str, options: argparse.Namespace) -> tuple[list[Any], dict[str, int], int]:
     """Contenders over one pair of models, the bodies of ours, and bytes of weights a token."""
     config = dict(SHAPES | {"tiny": TINY})[name]
@@ -161,7 +169,7 @@ def measure(name: str, options: argparse.Namespace, deadline: float) -> None:
 
 def keep(part: Part, options: argparse.Namespace) -> None:
     """Write what is known of a part, so that a run that is cut short leaves it."""
-    part.peak_gb = mx.get_peak_memory() / 1e9
+    part.peak_gb = max(part.peak_gb, mx.get_peak_memory() / 1e9)
     if options.out:
         part.write(options.out)
 
@@ -181,7 +189,9 @@ def fill(
     ) -> None:
         what = f"{kind} {count} @{context}"
         times = compared(what, run, contenders, repeats, deadline=deadline)
-        part.add(Rate(kind, count, context, times[0], (times[1:] or [None])[0], gbytes))
+        keep(part, options)
+        grown = memory_growth(partial(run, contenders[0], False)) if gbytes else 0.0
+        part.add(Rate(kind, count, context, times[0], (times[1:] or [None])[0], gbytes, grown))
         keep(part, options)
 
     for context in options.contexts:

@@ -24,6 +24,8 @@ class Rate:
     theirs_ms: float | None
     """None where mlx-lm was left out."""
     gbytes: float = 0.0
+    grown_gb: float = 0.0
+    """By which memory in use grew at most while our rounds ran."""
 
     @property
     def ratio(self) -> str:
@@ -44,6 +46,7 @@ class Rate:
         return (
             f"  {what:18s} {self.ours_ms:9.3f} ms {rate:10.1f} tok/s{beside}  "
             f"{share if self.gbytes else ''}"
+            f"{f'  memory grew by {self.grown_gb:.2f} GB' if self.gbytes else ''}"
         ).rstrip()
 
 
