@@ -44,14 +44,17 @@ class Pair:
         return kernels, bind_units(cast("nn.Module", self.ours), kernels)
 
 
-def build_pair(config: Mapping[str, Any], dtype: mx.Dtype = mx.bfloat16) -> Pair:
+def build_pair(
+    config: Mapping[str, Any], dtype: mx.Dtype = mx.bfloat16, *, widened: bool = False
+) -> Pair:
     """Draw weights in the layout of MLX's 4-bit checkpoints and give them to both.
 
     Args:
         config: of one of the shapes.
         dtype: of everything that is not a code.
+        widened: whether what was drawn in that dtype is then kept in float32.
     """
-    theirs, arrays, quantization = _mlx_lm_model(config, dtype)
+    theirs, arrays, quantization = _mlx_lm_model(config, dtype, widened=widened)
     family = resolve_family(config["model_type"])
     ours = build_model(family, normalise(dict(config), _PATH), _PATH)
     where = "random weights"
@@ -76,7 +79,7 @@ def active_bytes(arrays: Mapping[str, mx.array], config: Mapping[str, Any]) -> i
 
 
 def _mlx_lm_model(
-    config: Mapping[str, Any], dtype: mx.Dtype
+    config: Mapping[str, Any], dtype: mx.Dtype, *, widened: bool
 ) -> tuple[Any, dict[str, mx.array], dict[str, Any]]:
     kind = config["model_type"]
     module = importlib.import_module(f"mlx_lm.models.{kind}")
@@ -99,7 +102,9 @@ def _mlx_lm_model(
     draw = _Draw(dtype)
     arrays: dict[str, mx.array] = {}
     for name, array in tree_flatten(model.parameters()):
-        arrays[name] = draw(name, array)
+        drawn = draw(name, array)
+        is_wide = widened and mx.issubdtype(drawn.dtype, mx.floating)
+        arrays[name] = drawn.astype(mx.float32) if is_wide else drawn
         mx.eval(arrays[name])  # one by one, so that few temporaries live at a time
     model.load_weights(list(arrays.items()))
     model.eval()
