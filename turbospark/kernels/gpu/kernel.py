@@ -95,11 +95,6 @@ class Kernel:
         folder = f"bodies/{self.only}" if self.only else "bodies"
         return f"{folder}/{self.body or self.name}.h"
 
-    @property
-    def strided(self) -> tuple[bool, ...]:
-        """Of each input whether the body asks for its shape or strides; looked up once."""
-        return _strided(self)
-
     def source_for(self, target: GpuTarget, wiring: Wiring | None = None) -> str:
         """The body as MLX gets it: its text, or its path with the names that MLX looks for.
 
@@ -151,7 +146,7 @@ class Kernel:
             KernelError: the launch breaks a rule of the bodies.
         """
         self._check(inputs, template, grid, threadgroup)
-        wiring = Wiring.of(inputs, bundle, self.strided)
+        wiring = Wiring.of(inputs, bundle, _strided(self))
         launch = _build(self, target, shared_bytes, wiring)
         # On CUDA a built kernel is found by its name and template alone, so types belong there.
         types = {f"TYPE_{name}": x.dtype for name, x in zip(self.inputs, inputs, strict=True)}
@@ -260,6 +255,7 @@ def strip_comments(text: str) -> str:
 
 @functools.cache
 def _strided(kernel: Kernel) -> tuple[bool, ...]:
+    """Of each input whether the body asks for its shape or strides."""
     source = kernel.source
     return tuple(any(fact in source for fact in facts_of(name)) for name in kernel.inputs)
 
