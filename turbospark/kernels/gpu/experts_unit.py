@@ -169,6 +169,7 @@ def block_of(block: ExpertBlock, target: GpuTarget, sums: StepSums | None = None
     `sums` are formed by the first launch.
     """
     experts, shared, join, close = block.experts, block.shared, join_of(block), _closing(block)
+    known = sums or StepSums()
     router = joined_router(block.router, None if shared is None else shared.score)
     factor = resident(mx.ones((1,)) if block.factor is None else block.factor.astype(mx.float32))
     bundle = bundle_of(block, router, factor)
@@ -176,13 +177,13 @@ def block_of(block: ExpertBlock, target: GpuTarget, sums: StepSums | None = None
 
     def run(h: mx.array, residual: bool) -> mx.array:
         router_of = (block.router_norm, router, block.router_bias)
-        parts = None if sums is None else sums.parts(h)
-        if sums is None or parts is None:
-            h = h if sums is None else sums.written(h)
+        parts = known.parts(h)
+        if parts is None:
+            h = known.written(h)
             scores = experts_scores(h, *router_of, **given)
         else:
             scores, whole = scores_of_sum(parts, *router_of, **given)
-            sums.put(h, whole)
+            known.put(h, whole)
             h = whole
         hidden = experts_up(h, block.norm, scores, experts, shared, groups=block.groups, **given)
         added = h if residual and close is None else None
