@@ -86,9 +86,7 @@ def experts_scores(
     Raises:
         ShapeError: the arrays are outside these bounds.
     """
-    names = _names(x, norm, router, bias) | {"SUMS": "0"}
-    outputs = {"scores": ((x.shape[0], router.shape[0]), dtype)}
-    (scores,) = _launch(names, outputs, (norm, router, bias), target, bundle)
+    (scores,) = _launch(x, None, norm, router, bias, dtype, target, bundle)
     return scores
 
 
@@ -110,16 +108,7 @@ def scores_of_sum(
     Raises:
         ShapeError: the arrays are outside these bounds.
     """
-    x, branch = parts.stream, parts.branch
-    names = _names(x, norm, router, bias)
-    if branch.shape != x.shape or parts.norm.shape[0] < x.shape[1] + 1:
-        raise ShapeError(f"experts_scores adds no branch {branch.shape} to x {x.shape}")
-    names |= {"SUMS": "1", "branch": branch, "branch_norm": parts.norm}
-    outputs = {
-        "scores": ((x.shape[0], router.shape[0]), mx.float32),
-        "whole": (x.shape, x.dtype),
-    }
-    scores, whole = _launch(names, outputs, (norm, router, bias), target, bundle)
+    scores, whole = _launch(parts.stream, parts, norm, router, bias, mx.float32, target, bundle)
     return scores, whole
 
 
@@ -150,15 +139,27 @@ def _names(
 
 
 def _launch(
-    names: dict[str, mx.array | str],
-    outputs: dict[str, tuple[tuple[int, ...], mx.Dtype]],
-    given: tuple[Norm | None, Weight, mx.array | None],
+    x: mx.array,
+    parts: StreamSum | None,
+    norm: Norm | None,
+    router: Weight,
+    bias: mx.array | None,
+    dtype: mx.Dtype,
     target: GpuTarget,
     bundle: Bundle | None,
 ) -> list[mx.array]:
-    norm, router, bias = given
-    (M, N), dtype = outputs["scores"]
-    K = router.shape[1]
+    """Scores; of `parts`, whose stream is x, the sum too."""
+    names = _names(x, norm, router, bias)
+    M, (N, K) = x.shape[0], router.shape
+    outputs: dict[str, tuple[tuple[int, ...], mx.Dtype]] = {"scores": ((M, N), dtype)}
+    if parts is None:
+        names |= {"SUMS": "0"}
+    else:
+        branch = parts.branch
+        if branch.shape != x.shape or parts.norm.shape[0] < K + 1:
+            raise ShapeError(f"experts_scores adds no branch {branch.shape} to x {x.shape}")
+        names |= {"SUMS": "1", "branch": branch, "branch_norm": parts.norm}
+        outputs["whole"] = (x.shape, x.dtype)
     steps = -(-K // 256)
     split = spread(steps, 4 if steps <= 16 else 8)
     columns = 1 if N <= _FEW_COLUMNS else 2
