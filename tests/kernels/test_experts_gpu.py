@@ -340,6 +340,11 @@ def test_shapes_that_have_no_body_are_refused() -> None:
         experts_up(mx.zeros((2, 96)), None, scores, experts, target=EMULATION)
     with pytest.raises(ShapeError, match="takes 1 to 8 rows of 96"):
         experts_scores(mx.zeros((1, 95)), None, case.block().router, target=EMULATION)
+    parts = StreamSum(mx.zeros((2, 96)), mx.zeros((1, 96)), mx.zeros((97,)))
+    short = replace(parts, branch=parts.stream, norm=mx.zeros((96,)))
+    for other, what in ((parts, r"\(2, 96\)"), (short, r"\(1, 96\) with a norm of 95")):
+        with pytest.raises(ShapeError, match=f"adds no branch {what}"):
+            scores_of_sum(other, None, case.block().router, target=EMULATION)
     with pytest.raises(ShapeError, match=r"takes hidden rows \(1, 104\)"):
         experts_down(mx.zeros((1, 96)), experts, dtype=mx.float32, target=EMULATION)
     hidden, residual = mx.zeros((1, 104)), mx.zeros((2, 96))

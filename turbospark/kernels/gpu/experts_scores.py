@@ -157,7 +157,10 @@ def _launch(
     else:
         branch = parts.branch
         if branch.shape != x.shape or parts.norm.shape[0] < K + 1:
-            raise ShapeError(f"experts_scores adds no branch {branch.shape} to x {x.shape}")
+            raise ShapeError(
+                f"experts_scores adds no branch {branch.shape} with a norm of "
+                f"{parts.norm.shape[0] - 1} factors and an eps to x {x.shape}"
+            )
         names |= {"SUMS": "1", "branch": branch, "branch_norm": parts.norm}
         outputs["whole"] = (x.shape, x.dtype)
     steps = -(-K // 256)
