@@ -168,7 +168,7 @@ def latent_step(
     tail = rows.tail.k.shape[1]
     capacity = tail if rows.sealed is rows.tail else rows.sealed.k.shape[1] + tail
     splits, threads = CHUNKS.count(capacity, T, None), 32 * _SIMDGROUPS
-    cut: Sizes = CHUNKS.template
+    cut = CHUNKS.template
     tiles = -(-T * H // (_QUERIES * _SIMDGROUPS))
     (parts,) = PARTIALS(
         target,
