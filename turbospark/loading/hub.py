@@ -72,7 +72,7 @@ def headers(repo: str, revision: str | None) -> tuple[Path, dict[str, Slot] | No
         if files is None:
             return client.earlier(), None
         patterns = _choose(repo, files)
-        if patterns is not PATTERNS:
+        if patterns != PATTERNS:
             return client.snapshot(patterns), None
         folder = client.snapshot(SMALL)
         names = [name for name in files if "/" not in name]
