@@ -4,9 +4,9 @@
 
 Needs an Apple or NVIDIA GPU. Of each shape it measures a layer, its difference from mlx-lm's, and
 both large launches in every cut: microseconds of the GPU alone, and bandwidth of the weights that
-rows read, those of routed experts once a row. Calls form a compiled chain over several layers, so
-that no cache holds their weights. It stops when its seconds are spent. gpu_mixers.py measures
-whole layers, launch by launch, and as mlx-lm runs them.
+rows read, those of routed experts once a row. Calls form a compiled chain in which each waits for
+the one before, over several layers, so that no cache holds their weights. It stops when its seconds
+are spent. gpu_mixers.py measures whole layers, launch by launch, and as mlx-lm runs them.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import mlx.core as mx
+from gpu_links import Links
 from gpu_models import Pair, build_pair
 from gpu_shapes import SHAPES, shrunk
 from gpu_timing import Bench, Busy, Call, Chain, medians
@@ -168,10 +169,10 @@ def _difference(layer: Layer, h: mx.array) -> float:
 
 def _parts(target: GpuTarget, busy: Busy, layers: Sequence[Layer], h: mx.array) -> None:
     """Each launch of a row alone."""
-    made = [Launches(layer.block, target) for layer in layers]
+    made = launches_of(layers, target)
     sizes = token_bytes(layers[0].block)
     for part, nbytes in zip(("scores", "up", "down"), sizes, strict=True):
-        whole, alone = pair(_calls(made, part, h), mx.zeros((1,)), busy)
+        whole, alone = pair(*linked(made, part, h), busy)
         speed = nbytes / max(alone, 0.1) / 1e6
         print(f"  {part:8s} {whole:7.1f} / {alone:6.1f} us, {speed:5.2f} TB/s", flush=True)
 
@@ -179,12 +180,12 @@ def _parts(target: GpuTarget, busy: Busy, layers: Sequence[Layer], h: mx.array) 
 class Launches:
     """The three of a layer."""
 
-    def __init__(self, block: ExpertBlock, target: GpuTarget) -> None:
-        self._block, self._join = block, experts_unit.join_of(block)
+    def __init__(self, block: ExpertBlock, links: Links) -> None:
+        self._block, self.join, self.links = block, experts_unit.join_of(block), links
         score = None if block.shared is None else block.shared.score
         self._router = joined_router(block.router, score)
         bundle = experts_unit.bundle_of(block, self._router)
-        self._given: dict[str, Any] = {"target": target, "bundle": bundle}
+        self._given: dict[str, Any] = {"target": links.target, "bundle": bundle}
 
     def scores(self, h: mx.array) -> mx.array:
         block = self._block
@@ -199,24 +200,36 @@ class Launches:
     def down(self, h: mx.array, hidden: mx.array) -> mx.array:
         block = self._block
         return experts_down(
-            hidden, block.experts, block.shared, h, join=self._join, dtype=h.dtype, **self._given
+            hidden, block.experts, block.shared, h, join=self.join, dtype=h.dtype, **self._given
         )
 
 
-def _calls(made: Sequence[Launches], part: str, h: mx.array) -> Call:
-    """One launch of layers that take turns, whatever came before of rows h."""
-    before: list[mx.array] = []
-    for layer in made if part != "scores" else ():
-        scores = layer.scores(h)
-        before.append(scores if part == "up" else layer.up(h, scores))
-    mx.eval(before)
+def launches_of(layers: Sequence[Layer], target: GpuTarget) -> list[Launches]:
+    """Those of layers, which one link can hold up."""
+    links = Links(target)
+    return [Launches(layer.block, links) for layer in layers]
+
+
+def linked(made: Sequence[Launches], part: str, h: mx.array) -> tuple[Call, mx.array]:
+    """One launch of layers that take turns, each behind the one before; what the first waits for.
+
+    Whatever comes before it in a layer is made of rows h once.
+    """
+    steps = list[Callable[[], mx.array]]()
+    for layer in made:
+        given = [h]
+        if part != "scores":
+            scores = layer.scores(h)
+            given.append(scores if part == "up" else layer.up(h, scores))
+        mx.eval(given)
+        steps.append(partial(getattr(layer, part), *given))
 
     def call(link: mx.array, number: int) -> mx.array:
-        layer, given = number % len(made), mx.depends(h, [link])
-        step = getattr(made[layer], part)
-        return step(given, before[layer]) if before else step(given)
+        return made[0].links.behind(link, steps[number % len(steps)])
 
-    return call
+    # Of the result's type, or the first call would be compiled by itself.
+    is_stream = part == "down" and made[0].join != experts_mix.APART
+    return call, mx.zeros((8,), h.dtype if is_stream else mx.float32)
 
 
 def cuts(bench: Bench, rows: Sequence[int] = (1, 4), names: Sequence[str] = NAMES) -> None:
@@ -244,7 +257,7 @@ def cuts(bench: Bench, rows: Sequence[int] = (1, 4), names: Sequence[str] = NAME
 def _cut_lines(
     bench: Bench, busy: Busy, layers: Sequence[Layer], inputs: Sequence[mx.array]
 ) -> Iterator[str]:
-    made = [Launches(layer.block, bench.target) for layer in layers]
+    made = launches_of(layers, bench.target)
     for part, others in (("down", DOWN_CUTS), ("up", UP_CUTS)):
         chosen = getattr(experts_mix, f"{part}_geometry")
         C = inputs[0].shape[1]
@@ -254,7 +267,7 @@ def _cut_lines(
             setattr(experts_mix, f"{part}_geometry", lambda *_, cut=cut: cut)
             try:
                 for h in inputs:
-                    _, alone = pair(_calls(made, part, h), mx.zeros((1,)), busy)
+                    _, alone = pair(*linked(made, part, h), busy)
                     nbytes = rows_bytes(layers[0].block, h.shape[0])[part]
                     speed = bench.bandwidth(nbytes, alone)
                     told.append(f"{h.shape[0]} rows {alone:6.1f} us {speed}")
@@ -275,7 +288,7 @@ def words(bench: Bench, names: Sequence[str] = NAMES) -> None:
     busy, chosen = Busy(), experts_mix.words_of
     for name in names:
         layers = build_layers(name)
-        made = [Launches(layer.block, bench.target) for layer in layers]
+        made = launches_of(layers, bench.target)
         C, inner = layers[0].block.router.shape[1], layers[0].block.experts.down.shape[2]
         h = mx.random.normal((1, C)).astype(mx.bfloat16)
         mx.eval(h)
@@ -285,7 +298,7 @@ def words(bench: Bench, names: Sequence[str] = NAMES) -> None:
             experts_mix.words_of = lambda _, count=count: count
             try:
                 told = [
-                    f"{part} {pair(_calls(made, part, h), mx.zeros((1,)), busy)[1]:6.1f} us"
+                    f"{part} {pair(*linked(made, part, h), busy)[1]:6.1f} us"
                     for part in ("up", "down")
                 ]
             finally:

@@ -2,11 +2,14 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from benchmarks.graphs import chained, counting
 from benchmarks.test_gpu_models import BENCHMARKS, narrowed
 from kernels.cases_gpu import EMULATION
 from metal_emu import require_emulator
@@ -17,7 +20,7 @@ from turbospark.nn.unit import bind_units
 from turbospark.protocols import Phase
 from turbospark.settings import KernelPolicy
 
-MODULES = ("gpu_experts", "gpu_models", "gpu_shapes", "gpu_timing")
+MODULES = ("gpu_experts", "gpu_models", "gpu_shapes", "gpu_timing", "gpu_links")
 SHAPES = (
     "qwen3_5-35B-A3B", "gemma4-26B-A4B", "qwen3-30B-A3B", "gpt-oss-20B", "deepseek-v2-lite",
 )  # fmt: skip
@@ -37,7 +40,7 @@ def modules() -> Iterator[list[Any]]:
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_layer_runs_in_bodies_and_agrees_with_mlx_lm(modules: list[Any], name: str) -> None:
     require_emulator()
-    experts, models, shapes, _ = modules
+    experts, models, shapes, *_ = modules
     config = narrowed(shapes, name)
     pair = models.build_pair(config, mx.float32)
     bind_units(pair.ours, GpuKernels(EMULATION, KernelPolicy()))
@@ -51,19 +54,82 @@ def test_a_layer_runs_in_bodies_and_agrees_with_mlx_lm(modules: list[Any], name:
         assert mx.abs(form(h) - theirs).max().item() < bound
 
 
-def counting() -> GpuTarget:
-    """A target that answers zeros and waits for what it was given."""
+@pytest.fixture
+def on_counting(modules: list[Any], monkeypatch: pytest.MonkeyPatch) -> GpuTarget:
+    """Two layers of the models on a target that computes nothing."""
+    experts, models, _, timing, _ = modules
+    target = counting()
+    monkeypatch.setattr(models, "choose_kernels", lambda policy: GpuKernels(target, policy))
+    monkeypatch.setattr(timing, "_target", lambda _: target)
+    monkeypatch.setattr(timing, "_copy_tb_s", lambda: 1.0)
+    monkeypatch.setattr(experts, "Busy", lambda: None)
+    monkeypatch.setattr(experts, "LAYERS", 2)
+    return target
 
-    def build(**_names: Any) -> Callable[..., Sequence[mx.array]]:
-        def launch(**call: Any) -> list[mx.array]:
-            pairs = zip(call["output_shapes"], call["output_dtypes"], strict=True)
-            return mx.depends([mx.zeros(shape, dtype) for shape, dtype in pairs], call["inputs"])
 
-        return launch
+@pytest.mark.parametrize("part", ["scores", "up", "down"])
+@pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_each_launch_of_a_chain_waits_for_the_one_before(
+    modules: list[Any],
+    on_counting: GpuTarget,
+    name: str,
+    part: str,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    experts, _, shapes, timing, _ = modules
+    monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
+    made = experts.launches_of(experts.build_layers(name), on_counting)
+    h = mx.random.normal((rows, 256)).astype(mx.bfloat16)
+    mx.eval(h)
+    call, start = experts.linked(made, part, h)
+    chain = timing.Chain(call, start, experts.CALLS)
+    launches, nodes = chained(chain, tmp_path)
+    assert launches == (experts.CALLS, experts.CALLS)
+    assert nodes == launches[0]  # nothing else is computed
+    assert call(start, 0).dtype == start.dtype
 
-    return GpuTarget("cuda", "cuda.h", build, "cuda")
+
+@pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
+def test_layers_of_a_chain_wait_for_each_other(
+    modules: list[Any],
+    on_counting: GpuTarget,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    experts, _, shapes, timing, _ = modules
+    monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
+    layers = experts.build_layers(name)
+    h = mx.random.normal((1, 256)).astype(mx.bfloat16)
+    chain = timing.Chain(partial(experts._turn, layers, "whole"), h, experts.CALLS)
+    of_a_layer = 4 if name.startswith("gemma4") else 3
+    assert chained(chain, tmp_path)[0] == (of_a_layer * experts.CALLS,) * 2
 
 
+@pytest.mark.parametrize("part", ["scores", "up", "down"])
+def test_a_link_changes_no_result(modules: list[Any], part: str) -> None:
+    require_emulator()
+    experts, models, shapes, _, links = modules
+    config = narrowed(shapes, "gpt-oss-20B")
+    pair = models.build_pair(config, mx.float32)
+    bind_units(pair.ours, GpuKernels(EMULATION, KernelPolicy()))
+    layers = experts.layers_of(pair, config)
+    made = experts.launches_of(layers, EMULATION)
+    h = mx.random.normal((3, 256), key=mx.random.key(5))
+    given = [h]
+    if part != "scores":
+        scores = made[0].scores(h)
+        given.append(scores if part == "up" else made[0].up(h, scores))
+    plain = getattr(made[0], part)(*given)
+    call, start = experts.linked(made, part, h)
+    assert mx.array_equal(call(call(start, 1), 0), plain).item()
+    assert isinstance(made[0].links, links.Links)
+
+
+@pytest.mark.usefixtures("on_counting")
 @pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
 def test_cuts_and_words_are_measured(
     modules: list[Any],
@@ -71,13 +137,7 @@ def test_cuts_and_words_are_measured(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    experts, models, shapes, timing = modules
-    target = counting()
-    monkeypatch.setattr(models, "choose_kernels", lambda policy: GpuKernels(target, policy))
-    monkeypatch.setattr(timing, "_target", lambda _: target)
-    monkeypatch.setattr(timing, "_copy_tb_s", lambda: 1.0)
-    monkeypatch.setattr(experts, "Busy", lambda: None)
-    monkeypatch.setattr(experts, "LAYERS", 2)
+    experts, _, shapes, timing, _ = modules
     monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
     bench, chosen = timing.Bench(600.0), experts.experts_mix.up_geometry
     experts.cuts(bench, (1, 4), (name,))
