@@ -222,6 +222,21 @@ def test_layers_with_sums_have_the_bits_of_layers_without(count: int) -> None:
         assert np.abs(rough - wide).max() < 3e-3 * np.abs(wide).max()
 
 
+def test_a_stream_that_is_steered_and_watched_between_layers_is_read_as_it_is() -> None:
+    made = []
+    for disable in ("int4_chain", "int4_chain,fused_residual"):
+        launched: list[str] = []
+        model = Layers()
+        bind_units(model, on_emulation(launched, disable))
+        first, second = model.layers
+        seen = first(rows(2, C).astype(HALF), None, Phase.DECODE)
+        steered = seen + rows(2, C, seed=7).astype(HALF)
+        y = second(steered, None, Phase.DECODE)
+        made.append(np.array(mx.concatenate([seen, y, second(seen, None, Phase.DECODE)])))
+        assert any(name.endswith("_sum") for name in launched) is (disable == "int4_chain")
+    np.testing.assert_array_equal(*made)
+
+
 @pytest.mark.parametrize(
     ("count", "phase", "disable"),
     [

@@ -38,6 +38,9 @@ class StepSums:
     MLX computes what is read. So a plain sum is there for whoever wants it, at the cost of a launch
     of its own; a launch that reads rows of the stream may take the parts instead, and the sum that
     it writes besides is what later launches of the layer read.
+
+    An array is known by its identity, and MLX does not tell who changes one in place. So whoever
+    steers the stream between layers makes a new array: `h = h + v`, not `h += v`.
     """
 
     def __init__(self) -> None:
