@@ -15,9 +15,8 @@ _TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
 }
 
-
 WITHOUT_OFFSET = 0.5
-"""Of vectors that are trained as weight - 1: the factors themselves lie around 1 or above."""
+"""Norm vectors that average below it hold weight - 1: trained factors lie around 1 or above."""
 
 
 def text_weights(
