@@ -3,10 +3,11 @@
     python benchmarks/gpu_mixers.py [--seconds 80] [--only delta,scan,blocks,cuts,sorted]
 
 Needs an Apple or NVIDIA GPU. Calls of a few rows form a compiled chain in which each waits for the
-one before; states and experts change from call to call, so that no cache holds them. Contenders
-take turns and a figure is the median of rounds. Bandwidth is of the state, read and written, or of
-the experts that rows are sent to, each counted once a row, in per cent of a copy measured in the
-same run. It stops when its seconds are spent.
+one before; calls of MLX's operations are graphs of their own, or they would share what no link
+reaches. States and experts change from call to call, so that no cache holds them. Contenders take
+turns and a figure is the median of rounds. Bandwidth is of the state, read and written, or of the
+experts that rows are sent to, each counted once a row, in per cent of a copy measured in the same
+run. It stops when its seconds are spent.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from functools import partial
 
 import gpu_experts
 import mlx.core as mx
+from gpu_links import Links
 from gpu_timing import ROUNDS, Call, Chain, medians
 from gpu_timing import Bench as Timed
 
@@ -48,8 +50,10 @@ ROWS, BLOCK_ROWS, LONG, SORTED = (1, 2, 4, 8), (1, 4, 8), (512, 2048), (64, 512,
 EXPERTS = {"35B-A3B": (256, 8, 512, 2048), "26B-A4B": (128, 8, 704, 2816)}  # E, k, I, C
 
 
-def chain(call: Call, start: mx.array, calls: int = CALLS, *, is_compiled: bool = True) -> Chain:
-    return Chain(call, start, calls, is_compiled=is_compiled)
+def chain(
+    call: Call, start: mx.array, calls: int = CALLS, graphs: int = 1, *, is_compiled: bool = True
+) -> Chain:
+    return Chain(call, start, calls, graphs, is_compiled=is_compiled)
 
 
 def turns(chains: Sequence[Chain], rounds: int = ROUNDS) -> list[float]:
@@ -74,9 +78,9 @@ class Bench(Timed):
                 inputs = delta_inputs(heads, T)
                 for record in (False, True) if T in (1, 4) else (False,):
                     ours = chain(self._delta_call(inputs, states, heads, weights, record), inputs.z)
-                    calls = 4 if T == 1 else 1
+                    graphs = 4 if T == 1 else 1
                     theirs = chain(
-                        partial(mlx_delta, inputs, states, heads, weights), inputs.z, calls
+                        partial(mlx_delta, inputs, states, heads, weights), inputs.z, 1, graphs
                     )
                     us, mlx_us = turns([ours, theirs])
                     form = " recorded" * record
@@ -127,11 +131,12 @@ class Bench(Timed):
             wrong = [float(mx.abs(a - b).max() / mx.abs(b).max()) for a, b in ((y, z), (S, R))]
             print(f"scan of {T} rows against chunks: {wrong[0]:.1e}, state {wrong[1]:.1e}")
 
-            whole = partial(self._whole, inputs, state, heads, weights)
+            links = Links(self.target)
+            whole = partial(self._whole, links, inputs, state, heads, weights)
             chunked = partial(mlx_chunks, inputs, state, heads, weights)
             mlx_call = partial(mlx_delta, inputs, [state], heads, weights)
             theirs = chain(mlx_call, inputs.z, 1, is_compiled=False)
-            ours, chunks = chain(whole, inputs.z, 4), chain(chunked, inputs.z, 2)
+            ours, chunks = chain(whole, inputs.z, 4), chain(chunked, inputs.z, 1, 2)
             us, chunks_us = turns([ours, chunks], 3)
             (mlx_us,) = turns([theirs], 1)
             self.show(f"delta_net, {T} rows, three launches", us, 0, mlx_us)
@@ -140,13 +145,14 @@ class Bench(Timed):
                 if self.is_over:
                     return
                 name = f"  scan held {cut.held} simdgroups {cut.simdgroups} block {cut.block}"
-                call = partial(self._scan_call, q, given, state[1], cut)
-                (us,) = turns([chain(call, mx.zeros((1,)), 4)], 3)
+                call = partial(self._scan_call, q, given, cut)
+                (us,) = turns([chain(call, state[1], 4)], 3)
                 mark = " (default)" * (cut == scan_geometry(self.target.name, heads))
                 self.show(name + mark, us)
 
     def _whole(
         self,
+        links: Links,
         inputs: DeltaInputs,
         state: DeltaState,
         heads: DeltaGeometry,
@@ -154,22 +160,21 @@ class Bench(Timed):
         link: mx.array,
         _: int,
     ) -> mx.array:
-        y, after, _rows = delta_net(
-            replace(inputs, z=link), state, heads, weights, target=self.target
+        # Only the gate reads z: filter and scan have to be told.
+        given = replace(inputs, z=link)
+        return links.behind(
+            link, lambda: delta_net(given, state, heads, weights, target=links.target)[0]
         )
-        return mx.depends(y, list(after))
 
     def _scan_call(
         self,
         q: mx.array,
         given: tuple[mx.array, ...],
-        S: mx.array,
         cut: ScanGeometry,
-        link: mx.array,
+        S: mx.array,
         _: int,
     ) -> mx.array:
-        y, after = delta_scan(mx.depends(S, [link]), q, given, self.target, cut)
-        return mx.depends(y, [after])
+        return delta_scan(S, q, given, self.target, cut)[1]
 
     def blocks(self) -> None:
         """Layers of experts of published shapes, and their launches."""
@@ -205,7 +210,7 @@ class Bench(Timed):
                     ) -> mx.array:
                         return mix(link, ids, weights)
 
-                    (us,) = turns([chain(call, y, 2)], 3)
+                    (us,) = turns([chain(call, y, 1, 2)], 3)
                     self.show(f"experts {name}, {T} rows {form}", us)
 
 
