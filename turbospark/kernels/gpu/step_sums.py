@@ -1,10 +1,10 @@
 """Sums that one launch of a step leaves to a later one, which forms them as it reads its rows."""
 
-import weakref
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from turbospark.kernels.gpu.by_array import ByArray
 from turbospark.kernels.gpu.kernel import resident
 from turbospark.kernels.weights import Norm
 
@@ -44,27 +44,18 @@ class StepSums:
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[mx.array], StreamSum | mx.array]] = {}
+        self._known = ByArray[StreamSum | mx.array]()
 
     def put(self, h: mx.array, made: StreamSum | mx.array) -> None:
         """Keep what `h` is the sum of, or that sum as a launch has written it."""
-        key, known = id(h), self._known
-
-        def forget(_: object) -> None:
-            known.pop(key, None)
-
-        known[key] = weakref.ref(h, forget), made
+        self._known.put(h, made)
 
     def parts(self, h: mx.array) -> StreamSum | None:
         """What `h` is the sum of, as long as no launch has written it."""
-        made = self._made(h)
+        made = self._known.get(h)
         return made if isinstance(made, StreamSum) else None
 
     def written(self, h: mx.array) -> mx.array:
         """The sum as a launch has written it, or `h`."""
-        made = self._made(h)
+        made = self._known.get(h)
         return made if isinstance(made, mx.array) else h
-
-    def _made(self, h: mx.array) -> StreamSum | mx.array | None:
-        reference, made = self._known.get(id(h), (None, None))
-        return made if reference is not None and reference() is h else None

@@ -1,8 +1,8 @@
 """Zeros that one launch of a step writes, for a later launch of it to count in."""
 
-import weakref
-
 import mlx.core as mx
+
+from turbospark.kernels.gpu.by_array import ByArray
 
 
 class StepZeros:
@@ -13,20 +13,14 @@ class StepZeros:
     """
 
     def __init__(self) -> None:
-        self._written: dict[int, tuple[weakref.ref[mx.array], mx.array]] = {}
+        self._written = ByArray[mx.array]()
         self.are_wanted = False
         """Whether any launch takes them."""
 
     def put(self, rows: mx.array, zeros: mx.array) -> None:
         """Keep zeros for the launch that will take the same rows."""
-        key, written = id(rows), self._written
-
-        def forget(_: object) -> None:
-            written.pop(key, None)
-
-        written[key] = weakref.ref(rows, forget), zeros
+        self._written.put(rows, zeros)
 
     def take(self, rows: mx.array) -> mx.array | None:
         """The zeros that came with these rows, or None."""
-        reference, zeros = self._written.pop(id(rows), (None, None))
-        return zeros if reference is not None and reference() is rows else None
+        return self._written.take(rows)
