@@ -24,8 +24,10 @@ from loading.files import (
 from mlx.utils import tree_flatten
 
 from turbospark.errors import CheckpointError, ConfigError, OptionError, UnsupportedError
+from turbospark.kernels import embedding, quantized_matmul
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight
+from turbospark.loading import install
 from turbospark.loading.build import load_model
 from turbospark.loading.gguf import GGUFFile
 from turbospark.loading.gguf_weights import gguf_config, gguf_weights
@@ -140,6 +142,28 @@ def test_gguf_equals_the_folder_it_was_made_from(tmp_path):
     name = "model.layers.1.self_attn.q_proj.weight"
     assert np.array_equal(np.asarray(dequantize_reference(weight)), llama_weights()[name])
     assert np.abs(logits(blocks) - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize("encode", [q8_0, None], ids=["blocks", "floats"])
+def test_the_stream_of_a_gguf_file_has_the_range_of_float32_on_a_gpu(tmp_path, monkeypatch, encode):
+    """Blocks have float16 factors, and a stream in float16 overflows in Gemma 3."""
+    for module in (install, embedding, quantized_matmul):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)
+    loaded = load(write_gguf(tmp_path / "a.gguf", tensors=gguf_tensors(encode=encode)))
+    assert loaded.model.embed(mx.array([3, 1])).dtype == mx.bfloat16
+    held = matrices(loaded).values()
+    assert all(isinstance(w, QuantizedWeight) == (encode is not None) for w in held)
+    assert all(w.dtype == mx.bfloat16 for w in held if isinstance(w, mx.array))
+    caches = loaded.model.make_caches(9, 4)
+    output = loaded.model(mx.array([1, 2]), caches, phase=Phase.PREFILL)
+    assert mx.isfinite(output.logits).all()
+
+
+def test_the_stream_of_a_folder_has_its_own_type_on_a_gpu(tmp_path, monkeypatch):
+    for module in (install, embedding, quantized_matmul):
+        monkeypatch.setattr(module, "on_cpu", lambda: False)
+    loaded = load(write_folder(tmp_path / "hf"))
+    assert loaded.model.embed(mx.array([3, 1])).dtype == mx.float32
 
 
 def test_gguf_with_an_output_tensor_is_not_tied(tmp_path):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from turbospark.errors import OptionError
-from turbospark.kernels.device import on_cpu
 from turbospark.kernels.process import claim_process
 from turbospark.kernels.select import choose_kernels
 from turbospark.kernels.target import KernelSet
@@ -16,6 +15,7 @@ from turbospark.loading.install import Handling, install_weights
 from turbospark.loading.opened import Opened, open_checkpoint
 from turbospark.loading.quantize import parse_quantize
 from turbospark.loading.source import resolve_source
+from turbospark.nn.decoder import CausalLM
 from turbospark.nn.unit import bind_units
 from turbospark.protocols import CausalModel
 from turbospark.settings import KernelPolicy, resolve
@@ -91,7 +91,7 @@ def load_model(
             f"quantize={wish.name!r} asks for float weights, but those of {source.path} are "
             "quantized already: leave the option out, or give an unquantized release"
         )
-    set_weights(opened, Handling(on_cpu(), wish), progress)
+    set_weights(opened, Handling.of(source, wish), progress)
     return LoadedModel(
         model=cast("CausalModel", opened.model),
         config=opened.config,
@@ -116,6 +116,8 @@ def set_weights(opened: Opened, handling: Handling, progress: Progress | None = 
             meter.add(weight.nbytes)
 
     install_weights(opened.model, opened.weights(meter.add), opened.where, handling, installed)
+    if isinstance(opened.model, CausalLM):
+        opened.model.embed.stream = handling.stream
     meter.finish()
 
 

@@ -82,6 +82,6 @@ def _draft_model(
     opened = open_checkpoint(source)
     model = cast("CausalModel", opened.model)
     check_draft_model(target.tokenizer, opened.tokenizer, model.vocab_size, source.path)
-    set_weights(opened, Handling(on_cpu(), None if opened.is_quantized else wish), progress)
+    set_weights(opened, Handling.of(source, None if opened.is_quantized else wish), progress)
     bind_units(opened.model, target.kernels)
     return ModelDrafter(model, target.model.vocab_size)

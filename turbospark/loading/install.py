@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from turbospark.errors import CheckpointError
+from turbospark.kernels.device import on_cpu
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import QuantizedWeight, Weight
 from turbospark.loading.arrays import evaluate
@@ -18,6 +19,7 @@ from turbospark.loading.quantize import (
     quantize_weight,
     require_divisible,
 )
+from turbospark.loading.source import Source
 from turbospark.nn.linear import Matrix
 
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
@@ -44,10 +46,23 @@ class Handling:
     Attributes:
         on_cpu: everything but matrices becomes float32.
         quantize: dense matrices are quantized so.
+        stream: dtype of the stream and of dense matrices on a GPU; None leaves the stream that of
+            the embedding's numbers, and matrices as they are stored.
     """
 
     on_cpu: bool
     quantize: Quantization | None = None
+    stream: mx.Dtype | None = None
+
+    @classmethod
+    def of(cls, source: Source, quantize: Quantization | None = None) -> Self:
+        """What this device asks of a checkpoint.
+
+        GGUF has its numbers in blocks with float16 factors whatever a model was trained in, and
+        streams of some models leave float16's range.
+        """
+        wide = source.kind == "gguf" and not on_cpu()
+        return cls(on_cpu(), quantize, mx.bfloat16 if wide else None)
 
 
 def parameter_slots(model: nn.Module) -> dict[str, Slot]:
@@ -146,10 +161,11 @@ def handled(slot: Slot, name: str, weight: Weight, handling: Handling) -> Weight
         vector = cast("mx.array", weight)
         return vector.astype(mx.float32) if handling.on_cpu else vector
     if isinstance(weight, QuantizedWeight):
-        foreign = weight.group_size not in _MLX_GROUPS and not handling.on_cpu
-        return dequantize_reference(weight).astype(mx.float16) if foreign else weight
+        if weight.group_size in _MLX_GROUPS or handling.on_cpu:
+            return weight
+        return dequantize_reference(weight).astype(handling.stream or mx.float16)
     if handling.quantize is None:
-        return weight
+        return weight if handling.stream is None else weight.astype(handling.stream)
     path = name.removesuffix(".weight")
     chosen = quantization_for(path, slot.shape[-1], handling.quantize)
     return weight if chosen is None else quantize_weight(weight, chosen)

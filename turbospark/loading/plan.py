@@ -67,7 +67,7 @@ def plan(
     source = resolve_headers(path_or_repo, revision=revision, local_files_only=local_files_only)
     shape = outline(source, dequantize)
     caches = shape.causal.make_caches(context, RING_SLACK)
-    handling = Handling(on_cpu(), wish)
+    handling = Handling.of(source, wish)
     held, active = shape.held_bytes(handling)
     config = config or RunnerConfig()
     drafter = _drafter_bytes(config.draft, shape, source, handling, context, local_files_only)

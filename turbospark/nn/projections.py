@@ -20,7 +20,13 @@ Factor = Callable[[], mx.array]
 
 
 class TokenEmbedding(Unit):
-    """Rows of a table, times `scale`, normed where a family has a norm for them."""
+    """Rows of a table, times `scale`, normed where a family has a norm for them.
+
+    Attributes:
+        stream: dtype of the rows; None for what the table's numbers give.
+    """
+
+    stream: mx.Dtype | None = None
 
     def __init__(self, table: Embedding, scale: float = 1.0, norm: Norm | None = None) -> None:
         self._table, self._scale, self._norm = table, scale, norm
@@ -32,7 +38,8 @@ class TokenEmbedding(Unit):
 
     def __call__(self, tokens: mx.array) -> mx.array:
         """Look up tokens [T] int32: [T, C]."""
-        return self._run(tokens) if self._run else self.reference(tokens)
+        rows = self._run(tokens) if self._run else self.reference(tokens)
+        return rows if self.stream is None else rows.astype(self.stream)
 
     def reference(self, tokens: mx.array) -> mx.array:
         rows = embedding_reference(tokens, self._table.value, self._scale)
