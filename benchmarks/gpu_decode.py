@@ -10,9 +10,10 @@ One process a call and one pair of models a shape, over the same arrays: INT4 in
 MXFP4 where a shape's experts have it. Contenders take turns; a figure is the median over the
 rounds, and every round begins at the same context. A round decodes STEPS tokens greedily, each
 token chosen on the device and read by the host one step later; it starts behind a cache filled with
-random rows. Verify feeds M rows a pass, at the first context. Prefill is one pass over a fresh
-cache and the logits of its last row. Bytes a token are those of the weights that one token reads
-and of the cache rows it attends to; their share is of the copy bandwidth measured in the same run.
+random rows. Verify feeds M rows a pass, at the first context, and takes them back. Prefill is one
+pass over a fresh cache and the logits of its last row. Bytes a token are those of the weights that
+one token reads and of the cache rows it attends to; their share is of the copy bandwidth measured in
+the same run. Memory grows by what a step ahead needs: a copy of the cache would show.
 
 A first round of each figure compiles and is not timed; what is in brackets says how long that took.
 An empty list leaves a kind of figure out, and `--alone` leaves mlx-lm out: what changed in
@@ -52,7 +53,7 @@ from gpu_table import Part, Rate, markdown
 from turbospark.kernels.device import on_cpu
 from turbospark.settings import KernelPolicy
 
-STEPS, WIDE_STEPS, WARM_STEPS = 96, 12, 2
+STEPS, WIDE_STEPS, WARM_STEPS = 96, 48, 2
 VERIFY = (2, 4, 8)
 PREFILL = (512, 2048)
 VERDICT_SECONDS = 20.0
