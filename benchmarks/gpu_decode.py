@@ -12,8 +12,8 @@ rounds, and every round begins at the same context. A round decodes STEPS tokens
 token chosen on the device and read by the host one step later; it starts behind a cache filled with
 random rows. Verify feeds M rows a pass, at the first context, and takes them back. Prefill is one
 pass over a fresh cache and the logits of its last row. Bytes a token are those of the weights that
-one token reads and of the cache rows it attends to; their share is of the copy bandwidth measured in
-the same run. Memory grows by what a step ahead needs: a copy of the cache would show.
+one token reads and of the cache rows it attends to; their share is of the copy bandwidth measured
+in the same run. Memory grows by what a step ahead needs: a copy of the cache would show.
 
 A first round of each figure compiles and is not timed; what is in brackets says how long that took.
 An empty list leaves a kind of figure out, and `--alone` leaves mlx-lm out: what changed in
