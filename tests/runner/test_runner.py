@@ -1,10 +1,14 @@
 """The producer over a live session: reuse, taint, refusals."""
 
+from dataclasses import replace
+from typing import Any
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from turbospark.errors import ContextLengthError, NonFiniteError, ProducerError
+from turbospark.protocols import ForwardOutput
 from turbospark.runner.loops import prefill
 from turbospark.runner.runner import Runner
 from turbospark.sessions.session import Session
@@ -165,6 +169,19 @@ def test_a_layer_is_found_across_the_chunks_of_the_diagnosis(
     runner = make(ScriptedModel(poison=66))
     with pytest.raises(NonFiniteError, match=r"layer 3 \(of 5\) at token 4"):
         prefill(runner, [1, 2, 3, 4, 66, 5, 6], chunk=3)
+
+
+def test_a_stream_of_float16_is_told_of() -> None:
+    class Half(ScriptedModel):
+        def __call__(self, *arguments: Any, **options: Any) -> ForwardOutput:
+            output = super().__call__(*arguments, **options)
+            taps = {layer: tap.astype(mx.float16) for layer, tap in output.taps.items()}
+            return replace(output, taps=taps)
+
+    with pytest.raises(NonFiniteError, match=r"token 0; the stream is float16, .* bfloat16"):
+        prefill(make(Half(poison=66)), [66])
+    with pytest.raises(NonFiniteError, match=r"token 0$"):
+        prefill(make(ScriptedModel(poison=66)), [66])
 
 
 def test_finite_layers_put_the_blame_on_the_head() -> None:

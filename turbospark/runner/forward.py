@@ -190,9 +190,12 @@ def first_bad_layer(model: CausalModel, session: Session, tokens: Sequence[int])
     caches = session.fresh_caches()
     layers = range(model.num_layers)
     worst: tuple[int, int] | None = None
+    hint = ""
     for start in range(0, len(tokens), _DIAGNOSIS_CHUNK):
         fed = mx.array(np.array(tokens[start : start + _DIAGNOSIS_CHUNK], dtype=np.int32))
         output = model(fed, caches, phase=Phase.PREFILL, logits="none", taps=tuple(layers))
+        if output.taps[0].dtype == mx.float16:
+            hint = "; the stream is float16, which some models leave: load a bfloat16 release"
         for layer in layers:
             bad = ~np.isfinite(as_numpy(output.taps[layer].astype(mx.float32))).all(axis=-1)
             if bad.any() and (worst is None or layer < worst[0]):
@@ -200,4 +203,5 @@ def first_bad_layer(model: CausalModel, session: Session, tokens: Sequence[int])
     if worst is None:
         return "every layer's output is finite, so the output head is at fault"
     layer, position = worst
-    return f"the first bad output is that of layer {layer} (of {len(layers)}) at token {position}"
+    where = f"layer {layer} (of {len(layers)}) at token {position}"
+    return f"the first bad output is that of {where}{hint}"
