@@ -36,7 +36,7 @@ def refused(traits: Traits) -> set[str]:
     return {method for method in TABLE if refusal(method, traits)}
 
 
-@pytest.mark.parametrize(("change", "methods"), MOVES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("change", "methods"), MOVES, ids=[str(change) for change, _ in MOVES])
 def test_a_trait_moves_exactly_its_refusals(change: dict[str, Any], methods: set[str]) -> None:
     steps = {"draft_block"}  # of a drafter that proposes token by token
     blocks = {"draft_step"}

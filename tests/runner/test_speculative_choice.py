@@ -79,7 +79,7 @@ def test_a_sampler_of_the_callers_is_asked_once_a_token(kind: str) -> None:
         {"more": {"processors": [lambda _, logits: logits]}}, {"more": {"sampler": lambda _: 1}},
         {"sink": {"stops": ["never"]}},
     ],
-    ids=str,
+    ids=lambda options: str({k: list(v) if k == "more" else v for k, v in options.items()}),
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["perfect", "perfect block"])
 def test_no_sampling_option_switches_drafting_off(kind: str, options: Any) -> None:
