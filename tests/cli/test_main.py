@@ -145,7 +145,7 @@ def test_flags_follow_the_option_tables(run: Run) -> None:
         (("inspect", "./nowhere"), 1, "no such file or folder"),
         (("inspect", "./nowhere", "--quantize", "int4"), 2, "quantize: `inspect` does not use it"),
         (("convert", "./nowhere"), 2, "--output"),
-        (("synthetic", "./new", "--kind", "streamed"), 2, "streaming of expert weights is not"),
+        (("synthetic", "./new", "--kind", "dens"), 2, "kind='dens' is not one of dense, sliding"),
         (("synthetic", "./new", "--set", "layers"), 2, "'layers' is not NAME=VALUE"),
         (("synthetic", "./new", "--set", "hiden_size=3"), 2, "did you mean 'hidden_size'"),
         (("synthetic", "./new", "--set", "kind=moe"), 2, "no value of config.json: give --kind"),

@@ -7,6 +7,7 @@ import pytest
 
 import turbospark as ts
 from turbospark.errors import ConfigError, OptionError, UnsupportedError
+from turbospark.loading.checkpoint import INDEX
 from turbospark.loading.inspect import inspect
 from turbospark.registry import known_types
 from turbospark.testing import synthetic
@@ -17,6 +18,7 @@ CACHES = {
     "dense": ["KVCache"] * 6,
     "sliding": ["RingCache", "RingCache", "KVCache"] * 2,
     "moe": ["RingCache", "RingCache", "KVCache"] * 2,
+    "streamed": ["RingCache", "RingCache", "KVCache"] * 2,
 }
 
 
@@ -56,16 +58,19 @@ def test_every_registered_type_loads_and_talks(tmp_path, model_type, quantize):
     assert parts[-1].finish_reason in {"length", "stop"}
 
 
-def test_same_arguments_give_the_same_bytes(tmp_path):
-    folders = [synthetic(tmp_path / name, "moe") for name in "ab"]
+@pytest.mark.parametrize("kind", ["moe", "streamed"])
+def test_same_arguments_give_the_same_bytes(tmp_path, kind):
+    folders = [synthetic(tmp_path / name, kind) for name in "ab"]
     first, second = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in folders)
     assert first == second
-    assert set(first) == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-        "tokenizer_config.json",
+    weights = {name for name in first if ".safetensors" in name}
+    assert len(weights) == (1 if kind == "moe" else 8)
+    assert set(first) - weights == {
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    other = synthetic(tmp_path / "c", "moe", seed=1)
-    assert (other / "model.safetensors").read_bytes() != first["model.safetensors"]
+    other = synthetic(tmp_path / "c", kind, seed=1)
+    for name in weights - {INDEX}:
+        assert (other / name).read_bytes() != first[name]
 
 
 def test_a_tensor_does_not_depend_on_what_else_there_is(tmp_path):
@@ -124,8 +129,7 @@ def test_a_vocabulary_has_every_id_once(size):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"kind": "streamed"}, "streaming of expert weights is not built yet; kind='moe' has"),
-        ({"kind": "dens"}, "kind='dens' is not one of dense, sliding, moe"),
+        ({"kind": "dens"}, "kind='dens' is not one of dense, sliding, moe, streamed"),
         ({"kind": "moe", "model_type": "llama"}, "give one of them"),
         ({"model_type": "lama"}, "model_type: .*'lama' is not implemented; the nearest is 'llama'"),
         ({"quantize": "int9"}, "quantize='int9' is unknown"),
@@ -133,7 +137,7 @@ def test_a_vocabulary_has_every_id_once(size):
           "global_head_dim": 16}, "no matrix of"),
         ({"vocab_size": 100}, "vocab_size=100: every byte and 3 marks need 259 ids or more"),
         ({"hiden_size": 64}, "the family 'gemma4' does not know 'hiden_size'; did you mean 'hid"),
-        ({"kind": ""}, "kind='' is not one of dense, sliding, moe"),
+        ({"kind": ""}, "kind='' is not one of dense, sliding, moe, streamed"),
         ({"model_type": 5}, "model_type: .*'5' is not implemented"),
         ({"seed": -1}, "seed=-1 is not a whole number of 0 or more"),
         ({"seed": None}, "seed=None is not a whole number of 0 or more"),

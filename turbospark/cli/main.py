@@ -275,7 +275,7 @@ def _add_synthetic(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "output", metavar="FOLDER", help="a folder that is empty or does not exist yet"
     )
-    parser.add_argument("--kind", metavar="K", help="dense (the default), sliding or moe")
+    parser.add_argument("--kind", metavar="K", help="dense (the default), sliding, moe or streamed")
     parser.add_argument("--model-type", metavar="T", help="in place of a kind, another family's")
     parser.add_argument(
         "--quantize", default="int4", metavar="Q", help="int4 (the default), int8-g32, ... or none"

@@ -41,7 +41,7 @@ def write_tiny_checkpoint(folder: Path, *, seed: int = 5, **config_values: Any) 
         "bos_token_id": 256, "eos_token_id": 257, **config_values,
     }  # fmt: skip
     model = cast("nn.Module", resolve_family(config["model_type"]).build(config))
-    write_drawn_weights(folder, parameter_slots(model), None, seed)
+    write_drawn_weights(folder, [parameter_slots(model)], None, seed)
     write_texts(folder, config, chat=False)
     return folder
 

@@ -4,8 +4,9 @@ Every tensor has numbers of its own, whatever else the model has, and every numb
 bfloat16, so that no machine rounds it in its own way.
 """
 
+import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -13,19 +14,20 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from turbospark.loading.checkpoint import INDEX, SINGLE
 from turbospark.loading.install import Slot
 from turbospark.loading.quantize import Quantization, quantization_for
-from turbospark.loading.shards import write_shards
+from turbospark.testing.aligned import write_aligned
 
 
 def write_drawn_weights(
-    folder: Path, slots: Mapping[str, Slot], wish: Quantization | None, seed: int
+    folder: Path, groups: Sequence[Mapping[str, Slot]], wish: Quantization | None, seed: int
 ) -> dict[str, Quantization]:
     """Write a model's parameters, under its own names.
 
     Args:
-        folder: gets the file of weights.
-        slots: the parameters of a model with unset weights.
+        folder: gets the files of weights, and an index where there are several.
+        groups: the parameters of a model with unset weights, by file.
         wish: how matrices are stored; None is bfloat16.
         seed: of all numbers.
 
@@ -34,8 +36,8 @@ def write_drawn_weights(
     """
     layouts: dict[str, Quantization] = {}
 
-    def tensors(name: str) -> Iterator[tuple[str, mx.array]]:
-        slot, path = slots[name], name.removesuffix(".weight")
+    def tensors(name: str, slot: Slot) -> Iterator[tuple[str, mx.array]]:
+        path = name.removesuffix(".weight")
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         chosen = None
         if wish is not None and slot.is_matrix:
@@ -47,7 +49,19 @@ def write_drawn_weights(
         for part, array in _quantized(slot.shape, chosen, rng).items():
             yield f"{path}.{part}", array
 
-    write_shards(folder, [list(slots)], tensors)
+    weight_map: dict[str, str] = {}
+    total = 0
+    for number, slots in enumerate(groups, start=1):
+        file = SINGLE
+        if len(groups) > 1:
+            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        drawn = dict(pair for name, slot in slots.items() for pair in tensors(name, slot))
+        write_aligned(folder / file, drawn)
+        weight_map |= dict.fromkeys(drawn, file)
+        total += sum(array.nbytes for array in drawn.values())
+    if len(groups) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
     return layouts
 
 

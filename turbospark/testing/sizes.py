@@ -26,6 +26,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "dense": _GEMMA4,
     "sliding": _SLIDING,
     "moe": _SLIDING | _MOE,
+    "streamed": _SLIDING | _MOE | {"num_experts": 32},
 }
 """config.json of every kind of Gemma 4."""
 

@@ -14,7 +14,6 @@ from turbospark.loading.convert import quantization_entries
 from turbospark.loading.install import Slot, parameter_slots
 from turbospark.loading.quantize import parse_quantize, require_divisible
 from turbospark.registry import resolve_family
-from turbospark.settings import UNBUILT
 from turbospark.testing.checkpoint import write_texts
 from turbospark.testing.drawn import write_drawn_weights
 from turbospark.testing.sizes import KINDS, sizes_of
@@ -38,10 +37,19 @@ def synthetic(
     generation_config.json and a chat template. The same arguments give the same bytes, on every
     machine.
 
+    "streamed" is laid out for experts that are read one by one: those of each layer have a
+    safetensors file of their own, beside the file of all else, and an index says which is which.
+    A tensor has the experts one behind another, so that expert e of E is the bytes from
+    `offset + e * nbytes / E` on. Of these files the data begin at a multiple of 4096 bytes, and so
+    does every tensor at the sizes this kind has; at sizes set otherwise, one begins at a multiple
+    of the largest power of two that divides its bytes, where that is below 4096. Nothing reads
+    them so yet: it loads as any checkpoint does, with all experts in memory.
+
     Args:
         folder: made; it must not hold anything.
         kind: of the Gemma 4 family: "dense" (every layer attends to everything), "sliding" (two
-            layers with a window to a full one) or "moe" (routed experts too); by default dense.
+            layers with a window to a full one), "moe" (8 routed experts too) or "streamed" (32 of
+            them, most of all bytes, in files of their own); by default dense.
         model_type: in place of a kind, another registered family's.
         quantize: as for `load`: matrices are stored so; None stores bfloat16.
         seed: of the weights.
@@ -66,7 +74,8 @@ def synthetic(
         widths = (slot.shape[-1] for slot in slots.values() if slot.is_matrix)
         require_divisible(widths, wish, str(path))
     path.mkdir(parents=True, exist_ok=True)
-    layouts = write_drawn_weights(path, slots, wish, seed)
+    groups = _experts_apart(slots) if kind == "streamed" else [slots]
+    layouts = write_drawn_weights(path, groups, wish, seed)
     if layouts:
         config["quantization"] = quantization_entries(layouts)
     write_texts(path, config)
@@ -88,11 +97,6 @@ def _configuration(
             "one of them"
         )
     kind = "dense" if kind is None else kind
-    if kind == "streamed":
-        raise OptionError(
-            f"kind='streamed': {UNBUILT['residency'].reason}; kind='moe' has the same layers, all "
-            "of them in memory"
-        )
     if model_type is None and kind not in KINDS:
         raise OptionError(f"kind={kind!r} is not one of {', '.join(KINDS)}")
     sizes = KINDS[kind] if model_type is None else sizes_of(str(model_type))
@@ -130,6 +134,15 @@ def _slots(config: Mapping[str, Any], config_values: Mapping[str, Any]) -> dict[
         head = cast("nn.Module", family.drafters["mtp"](config, model))
         slots |= {f"mtp.{name}": slot for name, slot in parameter_slots(head).items()}
     return slots
+
+
+def _experts_apart(slots: Mapping[str, Slot]) -> list[dict[str, Slot]]:
+    """All else first, then the experts of each layer in their order."""
+    groups: dict[str, dict[str, Slot]] = {"": {}}
+    for name, slot in slots.items():
+        layer, experts, _ = name.partition(".experts.")
+        groups.setdefault(layer if experts else "", {})[name] = slot
+    return [groups[layer] for layer in sorted(groups, key=lambda name: (len(name), name))]
 
 
 class _Noted(Mapping[str, Any]):
