@@ -1,7 +1,7 @@
 """Writing weights as safetensors: one file, or shards with an index."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,10 +23,17 @@ def split_names(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
     return groups
 
 
+def save_safetensors(path: Path, tensors: dict[str, mx.array]) -> None:
+    """Write one file as MLX does."""
+    save: Callable[..., None] = cast("Any", mx).save_safetensors
+    save(str(path), tensors, metadata={"format": "mlx"})
+
+
 def write_shards(
     folder: Path,
-    groups: list[list[str]],
+    groups: Sequence[Iterable[str]],
     arrays_of: Callable[[str], Iterable[tuple[str, mx.array]]],
+    save: Callable[[Path, dict[str, mx.array]], None] = save_safetensors,
 ) -> int:
     """Write groups of weights, one shard in memory at a time; return the bytes of all tensors.
 
@@ -34,8 +41,8 @@ def write_shards(
         folder: where to write.
         groups: weight names by shard.
         arrays_of: a weight's tensors by the names they are stored under.
+        save: writes one file.
     """
-    save: Callable[..., None] = cast("Any", mx).save_safetensors
     weight_map: dict[str, str] = {}
     total = 0
     for number, names in enumerate(groups, start=1):
@@ -43,7 +50,7 @@ def write_shards(
         if len(groups) > 1:
             file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         tensors = dict(pair for name in names for pair in arrays_of(name))
-        save(str(folder / file), tensors, metadata={"format": "mlx"})
+        save(folder / file, tensors)
         weight_map |= dict.fromkeys(tensors, file)
         total += sum(array.nbytes for array in tensors.values())
     if len(groups) > 1:

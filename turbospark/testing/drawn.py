@@ -4,7 +4,6 @@ Every tensor has numbers of its own, whatever else the model has, and every numb
 bfloat16, so that no machine rounds it in its own way.
 """
 
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from turbospark.loading.checkpoint import INDEX, SINGLE
 from turbospark.loading.install import Slot
 from turbospark.loading.quantize import Quantization, quantization_for
+from turbospark.loading.shards import write_shards
 from turbospark.testing.aligned import write_aligned
 
 
@@ -35,9 +34,10 @@ def write_drawn_weights(
         the paths of the matrices that are quantized, and how.
     """
     layouts: dict[str, Quantization] = {}
+    every = {name: slot for slots in groups for name, slot in slots.items()}
 
-    def tensors(name: str, slot: Slot) -> Iterator[tuple[str, mx.array]]:
-        path = name.removesuffix(".weight")
+    def tensors(name: str) -> Iterator[tuple[str, mx.array]]:
+        path, slot = name.removesuffix(".weight"), every[name]
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         chosen = None
         if wish is not None and slot.is_matrix:
@@ -49,19 +49,7 @@ def write_drawn_weights(
         for part, array in _quantized(slot.shape, chosen, rng).items():
             yield f"{path}.{part}", array
 
-    weight_map: dict[str, str] = {}
-    total = 0
-    for number, slots in enumerate(groups, start=1):
-        file = SINGLE
-        if len(groups) > 1:
-            file = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        drawn = dict(pair for name, slot in slots.items() for pair in tensors(name, slot))
-        write_aligned(folder / file, drawn)
-        weight_map |= dict.fromkeys(drawn, file)
-        total += sum(array.nbytes for array in drawn.values())
-    if len(groups) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    write_shards(folder, groups, tensors, write_aligned)
     return layouts
 
 
