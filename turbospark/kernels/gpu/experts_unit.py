@@ -56,7 +56,8 @@ class ExpertUnits:
         target: where.
         normed: normalises many rows.
         dense: whether many rows may be multiplied by dequantized matrices.
-        sums: of the stream, which a layer of few rows forms as it ranks experts.
+        sums: of the stream, which a layer of few rows forms as it ranks experts; None where
+            nothing leaves any.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ExpertUnits:
         dense: bool = False,
         sums: StepSums | None = None,
     ) -> None:
-        self._target, self._normed, self._sums = target, normed, sums or StepSums()
+        self._target, self._normed, self._sums = target, normed, sums
         self._is_dense = dense and target.name == "cuda"
         self._verdicts: dict[tuple[object, ...], bool] = {}
 
@@ -114,12 +115,15 @@ class ExpertUnits:
         """The unit of a whole layer, or None where no body serves it."""
         if not takes_block(block):
             return None
-        few, experts = block_of(block, self._target, self._sums), block.experts
+        sums, experts = StepSums() if self._sums is None else self._sums, block.experts
+        few = block_of(block, self._target, sums)
         rows = mx.zeros((1, experts.gate.shape[2]), mx.bfloat16)
 
         def launch() -> mx.array:
+            if self._sums is None:
+                return few(rows, True)
             summed = rows + 1
-            self._sums.put(summed, StreamSum(rows, rows, mx.zeros((rows.shape[1] + 1,))))
+            sums.put(summed, StreamSum(rows, rows, mx.zeros((rows.shape[1] + 1,))))
             return few(rows, True) + few(summed, True)
 
         if not self._serves(_block_key(block), experts, launch):

@@ -177,11 +177,14 @@ class Products:
         is_first = form == "fused_projections" and norm is not None
         return COUNTERS if is_first and self.chains.zeros.are_wanted else 0
 
+    @property
+    def leaves_sums(self) -> bool:
+        """Whether a norm behind a branch, and the branch's sum, may be left to later launches."""
+        return "int4_mma" in self._bodies and {"fused_residual", "rms_norm"} <= self._enabled
+
     def factors_of_sum(self, norm: Norm | None) -> mx.array | None:
         """`factors_of` a norm behind a branch, if a later product may add that branch."""
-        if norm is None or "int4_mma" not in self._bodies:
-            return None
-        return factors_of(norm) if {"fused_residual", "rms_norm"} <= self._enabled else None
+        return None if norm is None or not self.leaves_sums else factors_of(norm)
 
     def _launch(
         self,

@@ -103,7 +103,7 @@ class GpuKernels(KernelSet):
             target,
             self._products.normed,
             dense="dense_prefill" in self._enabled,
-            sums=self._products.sums,
+            sums=self._products.sums if self._products.leaves_sums else None,
         )
 
     def describe(self) -> str:
