@@ -11,7 +11,10 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from kernels.cases_gpu import resolve
 from loading.files import gguf_tensors, write_gguf
+from loading.test_expert_gguf import metadata as expert_metadata
+from loading.test_expert_gguf import tensors as expert_tensors
 
+from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.target import GpuKernels
 from turbospark.loading.build import load_model
 from turbospark.nn.unit import bind_units
@@ -48,13 +51,35 @@ def test_blocks_of_a_file_decode_as_in_float32(
     assert gpu is not None
     path = write_gguf(tmp_path / "a.gguf", tensors=gguf_tensors(encode=encoded(kind)))
     with mx.stream(mx.cpu):
-        as_on_a_cpu = load_on(path, monkeypatch, on_cpu=True)
-        wanted = logits(as_on_a_cpu)
+        wanted = logits(load_on(path, monkeypatch, on_cpu=True))
+    assert_near(bound(path, gpu, monkeypatch), wanted)
+
+
+@pytest.mark.parametrize("target", ["emulation", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_stacked_experts_decode_as_without_bodies(
+    kind: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same types: in others a row goes to other experts where two scores are close."""
+    gpu, encode = resolve(target), encoded(kind)
+    assert gpu is not None
+    given = expert_tensors(lambda array: encode("", array))
+    path = write_gguf(tmp_path / "a.gguf", expert_metadata(), given)
+    with mx.stream(mx.cpu):
+        wanted = logits(load_on(path, monkeypatch, on_cpu=False))
+    assert_near(bound(path, gpu, monkeypatch), wanted)
+
+
+def bound(path: Path, gpu: GpuTarget, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The file's model with a GPU's bodies."""
     model = load_on(path, monkeypatch, on_cpu=False)
     bind_units(model, GpuKernels(gpu, KernelPolicy()))
     assert model.embed(mx.array([3])).dtype == mx.bfloat16
-    found = logits(model)
-    assert np.abs(found - wanted).max() < BOUND * np.abs(wanted).max()
+    return model
+
+
+def assert_near(model: Any, wanted: np.ndarray) -> None:
+    assert np.abs(logits(model) - wanted).max() < BOUND * np.abs(wanted).max()
 
 
 def load_on(path: Path, monkeypatch: pytest.MonkeyPatch, *, on_cpu: bool) -> Any:
