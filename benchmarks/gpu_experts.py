@@ -260,11 +260,11 @@ def _cut_lines(
     made = launches_of(layers, bench.target)
     for part, others in (("down", DOWN_CUTS), ("up", UP_CUTS)):
         chosen = getattr(experts_mix, f"{part}_geometry")
-        C = inputs[0].shape[1]
-        default = chosen(*(bench.target.name, C)[: 1 + (part == "down")])
+        shared = {"shared": layers[0].block.shared is not None} if part == "up" else {}
+        default = chosen(bench.target.name, inputs[0].shape[1], **shared)
         for cut in dict.fromkeys((default, *(ExpertGeometry(*other) for other in others))):
             told = []
-            setattr(experts_mix, f"{part}_geometry", lambda *_, cut=cut: cut)
+            setattr(experts_mix, f"{part}_geometry", lambda *_, cut=cut, **__: cut)
             try:
                 for h in inputs:
                     _, alone = pair(*linked(made, part, h), busy)

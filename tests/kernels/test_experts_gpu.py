@@ -183,7 +183,7 @@ def test_a_geometry_does_not_change_a_bit(
     case, gpu, made = CASES[number], _gpu(target), []
     for cut in (ExpertGeometry(1, 1, 1), ExpertGeometry(6, 2, 8), ExpertGeometry(16, 8, 4)):
         for name in ("up_geometry", "down_geometry"):
-            monkeypatch.setattr(experts_module, name, lambda *_, cut=cut: cut)
+            monkeypatch.setattr(experts_module, name, lambda *_, cut=cut, **__: cut)
         made.append(case.run(gpu))
     assert mx.array_equal(made[0], made[1])
     assert mx.array_equal(made[0], made[2])
@@ -276,7 +276,7 @@ def test_a_planted_mutation_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("up_geometry", "down_geometry"):  # no multiple of it is a width
-        monkeypatch.setattr(experts_module, name, lambda *_: ExpertGeometry(5, 1, 2))
+        monkeypatch.setattr(experts_module, name, lambda *_, **__: ExpertGeometry(5, 1, 2))
     target = mutated(kernel, old, new)
     if what is None:
         assert not CASES[case].error(target) < BOUNDS[CASES[case].dtype]

@@ -18,9 +18,15 @@ class ExpertGeometry:
     simdgroups: int
 
 
-def up_geometry(target: str) -> ExpertGeometry:
-    """The cut of the hidden rows."""
-    return ExpertGeometry(8, 4, 6) if target == "cuda" else ExpertGeometry(4, 2, 4)
+def up_geometry(target: str, K: int, *, shared: bool) -> ExpertGeometry:
+    """The cut of the hidden rows of K values each, `shared` if an expert is common to all rows.
+
+    Beside one, with few parts of a row, four columns ahead take more registers than there are.
+    """
+    if target != "cuda":
+        return ExpertGeometry(4, 2, 4)
+    is_tight = shared and parts_of(K, words_of(K)) <= 2
+    return ExpertGeometry(8, 2 if is_tight else 4, 6)
 
 
 def down_geometry(target: str, columns: int) -> ExpertGeometry:

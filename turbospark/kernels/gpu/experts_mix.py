@@ -96,7 +96,7 @@ def experts_up(
     gate, up = _check_up(x, scores, experts, norm, shared, groups)
     (E, inner, K), M, top_k = gate.shape, x.shape[0], experts.top_k
     width = 0 if shared is None else shared.gate.shape[0]
-    cut = up_geometry(target.name)
+    cut = up_geometry(target.name, K, shared=shared is not None)
     words = words_of(K)
     parts = parts_of(K, words)
     split = spread(parts, cut.simdgroups)
