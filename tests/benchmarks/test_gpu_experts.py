@@ -67,21 +67,28 @@ def on_counting(modules: list[Any], monkeypatch: pytest.MonkeyPatch) -> GpuTarge
     return target
 
 
+@pytest.fixture(params=["gpt-oss-20B", "gemma4-26B-A4B"])
+def shape(
+    request: pytest.FixtureRequest, modules: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """The only shape, narrowed."""
+    experts, _, shapes, *_ = modules
+    monkeypatch.setattr(experts, "SHAPES", {request.param: narrowed(shapes, request.param)})
+    return request.param
+
+
 @pytest.mark.parametrize("part", ["scores", "up", "down"])
-@pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_each_launch_of_a_chain_waits_for_the_one_before(
     modules: list[Any],
     on_counting: GpuTarget,
-    name: str,
+    shape: str,
     part: str,
     rows: int,
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    experts, _, shapes, timing, _ = modules
-    monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
-    made = experts.launches_of(experts.build_layers(name), on_counting)
+    experts, _, _, timing, _ = modules
+    made = experts.launches_of(experts.build_layers(shape), on_counting)
     h = mx.random.normal((rows, 256)).astype(mx.bfloat16)
     mx.eval(h)
     call, start = experts.linked(made, part, h)
@@ -92,20 +99,17 @@ def test_each_launch_of_a_chain_waits_for_the_one_before(
     assert call(start, 0).dtype == start.dtype
 
 
-@pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
 def test_layers_of_a_chain_wait_for_each_other(
     modules: list[Any],
     on_counting: GpuTarget,
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
     tmp_path: Path,
 ) -> None:
-    experts, _, shapes, timing, _ = modules
-    monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
-    layers = experts.build_layers(name)
+    experts, _, _, timing, _ = modules
+    layers = experts.build_layers(shape)
     h = mx.random.normal((1, 256)).astype(mx.bfloat16)
     chain = timing.Chain(partial(experts._turn, layers, "whole"), h, experts.CALLS)
-    of_a_layer = 4 if name.startswith("gemma4") else 3
+    of_a_layer = 4 if shape.startswith("gemma4") else 3
     assert chained(chain, tmp_path)[0] == (of_a_layer * experts.CALLS,) * 2
 
 
@@ -130,20 +134,17 @@ def test_a_link_changes_no_result(modules: list[Any], part: str) -> None:
 
 
 @pytest.mark.usefixtures("on_counting")
-@pytest.mark.parametrize("name", ["gpt-oss-20B", "gemma4-26B-A4B"])
 def test_cuts_and_words_are_measured(
     modules: list[Any],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
+    shape: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    experts, _, shapes, timing, _ = modules
-    monkeypatch.setattr(experts, "SHAPES", {name: narrowed(shapes, name)})
+    experts, _, _, timing, _ = modules
     bench, chosen = timing.Bench(600.0), experts.experts_mix.up_geometry
-    experts.cuts(bench, (1, 4), (name,))
-    experts.words(bench, (name,))
+    experts.cuts(bench, (1, 4), (shape,))
+    experts.words(bench, (shape,))
     told = capsys.readouterr().out.splitlines()[1:]
-    assert told[0].startswith(f"{name}: a layer of 1 rows")
+    assert told[0].startswith(f"{shape}: a layer of 1 rows")
     for part, count in (("down", len(experts.DOWN_CUTS)), ("up  ", len(experts.UP_CUTS))):
         lines = [line for line in told if f" {part} " in line and "columns" in line]
         assert len(lines) >= count
