@@ -115,12 +115,12 @@ class ExpertUnits:
         """The unit of a whole layer, or None where no body serves it."""
         if not takes_block(block):
             return None
-        sums, experts = StepSums() if self._sums is None else self._sums, block.experts
+        sums, experts = self._sums, block.experts
         few = block_of(block, self._target, sums)
         rows = mx.zeros((1, experts.gate.shape[2]), mx.bfloat16)
 
         def launch() -> mx.array:
-            if self._sums is None:
+            if sums is None:
                 return few(rows, True)
             summed = rows + 1
             sums.put(summed, StreamSum(rows, rows, mx.zeros((rows.shape[1] + 1,))))
