@@ -135,6 +135,8 @@ def _in_one_launch(
     quads = Dk // (4 * LANES)
     sets = -(-Dv // (SIMDGROUPS * (32 // LANES)))
     held = max(1, min(sets, (64 if target.name == "cuda" else 32) // (4 * quads)))
+    ahead = 3 * heads.taps * -(-max(Dk, Dv) // 32)  # of what a lane filters a row's head from
+    early = (144 if target.name == "cuda" else 48) // ahead
     made = (RECORD if record else STEP)(
         target,
         [
@@ -152,6 +154,7 @@ def _in_one_launch(
             "QUADS": quads,
             "HELD": held,
             "TURNS": -(-sets // held),
+            "EARLY": max(1, min(early, -(-3 * T // SIMDGROUPS))),
             "SILU": weights.gate == "silu",
             "SIMDGROUPS": SIMDGROUPS,
         },
