@@ -115,7 +115,7 @@ def int4_mma(
 @functools.cache
 def in_pairs(kernel: Kernel) -> Kernel:
     """The same with so few registers that two blocks have room on a multiprocessor."""
-    return replace(kernel, helpers=(*kernel.helpers, "cuda_two_blocks.h"))
+    return kernel.resident(THREADS, 2)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import math
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
@@ -115,6 +115,11 @@ class Kernel:
         macros = "".join(f"#define {macro}\n" for macro in self.macros)
         helpers = "".join(_part(f"dialect/{name}", target) for name in self.helpers)
         return header(target) + macros + helpers
+
+    def resident(self, threads: int, blocks: int) -> "Kernel":
+        """The same on CUDA with so few registers that so many blocks fit on a multiprocessor."""
+        macros = (*self.macros, f"RESIDENT {threads}, {blocks}")
+        return replace(self, macros=macros, helpers=(*self.helpers, "cuda_resident.h"))
 
     def __call__(
         self,
