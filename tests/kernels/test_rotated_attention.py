@@ -308,6 +308,58 @@ def test_a_mutation_of_the_tensor_body_is_caught(old: str, new: str) -> None:
         RotatedCase(8, (10, 2), 64, 125, 96, sealed=96, dtype=BF16),
         RotatedCase(8, (10, 2), 64, 100, 0, dtype=BF16),
     ]
+    assert is_caught(cases, old, new)
+
+
+LONG = [  # chunks of four steps; rings that end within one, or before what it sees; a late tail
+    RotatedCase(8, (10, 2), 64, 500, 384, sealed=384, dtype=BF16),
+    RotatedCase(8, (10, 2), 64, 500, 384, sealed=301, window=250, dtype=BF16),
+    RotatedCase(8, (10, 2), 64, 500, 384, sealed=301, window=191, dtype=BF16),
+    RotatedCase(8, (10, 2), 64, 390, 200, sealed=256, tail=256, dtype=BF16),
+]
+
+
+@pytest.mark.parametrize(
+    "case", [*LONG, RotatedCase(1, (2, 1), 512, 130, 128, sealed=128, dtype=BF16)], ids=str
+)
+def test_numbers_asked_for_a_step_ahead_give_the_same_bits(
+    case: RotatedCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tensor_emulation()
+    monkeypatch.setattr(attention_geometry, "chunks", lambda *_, **__: Chunks(512, 0))
+    found: list[mx.array] = []
+    for is_ahead in (False, True):
+        monkeypatch.setattr(attention_geometry, "loads_ahead", lambda *_, a=is_ahead: a)
+        found.append(case.run(target)[0])
+    assert mx.all(mx.isfinite(found[0]))
+    assert mx.array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("load_keys(next)", "load_keys(step)"),
+        ("load_values(next)", "load_values(step)"),
+        ("IS_AHEAD && next < high", "IS_AHEAD && next + KEYS < high"),
+        ("step >= low && ", ""),
+        ("step + KEYS <= high", "true"),
+        ("step >= boundary ||", "true ||"),
+        ("step + KEYS <= boundary &&", ""),
+        ("slot + KEYS <= sealed_capacity", "true"),
+        ("slot >= sealed_capacity ||", "true ||"),
+        ("(first + 8 * j * D", "(first + 4 * j * D"),
+        ("16 * s + x % 2 + x / 2 * 8) * D", "16 * s + x) * D"),
+    ],
+)
+def test_a_mutation_of_what_is_asked_for_ahead_is_caught(
+    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_geometry, "chunks", lambda *_, **__: Chunks(512, 0))
+    assert is_caught(LONG, old, new)
+
+
+def is_caught(cases: list[RotatedCase], old: str, new: str) -> bool:
+    """Whether the tensor body gives other bits, or none, with this mutation."""
     target = tensor_emulation()
 
     def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
@@ -316,15 +368,46 @@ def test_a_mutation_of_the_tensor_body_is_caught(old: str, new: str) -> None:
             names["source"] = names["source"].replace(old, new)
         return target.builder(**names)
 
-    changed = []
     for case in cases:
         wanted, _ = case.run(target)
         try:
             found, _ = case.run(replace(target, builder=build))
         except MetalRunError:
-            return
-        changed.append(not mx.array_equal(found, wanted))
-    assert any(changed)
+            return True
+        if not mx.array_equal(found, wanted):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("D", attention_geometry.TENSOR_SHAPES)
+def test_bounds_follow_from_the_template(D: int, rows: int) -> None:
+    """MLX finds a built kernel by its name and template."""
+    heads = HeadGeometry(16, 4, D)
+    shape = attention_geometry.tensor_shape(heads, rows)
+    blocks = attention_geometry.resident_blocks(heads, rows)
+    limit = {(64, 1): 4, (128, 1): 4, (256, 1): 2}
+    assert blocks == limit.get((D, shape.query_tiles), 0)
+    launched: list[tuple[str, dict[str, Any], str]] = []
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        def launch(**call: Any) -> list[mx.array]:
+            launched.append((names["name"], dict(call["template"]), names["header"]))
+            pairs = zip(call["output_shapes"], call["output_dtypes"], strict=True)
+            return [mx.zeros(*pair) for pair in pairs]
+
+        return launch
+
+    case = RotatedCase(rows, (16, 4), D, 40, 0, dtype=BF16)
+    target = GpuTarget("recording", "cuda.h", build, "cuda")
+    case.apart(target)
+    if D * rows < 8 * 512:
+        case.run(target)
+    for name, template, header in launched[1:]:
+        assert name.split("_")[1] == "tensor"
+        assert (template["D"], template["QUERY_TILES"]) == (D, shape.query_tiles)
+        bounds = f"#define RESIDENT {32 * template['WARPS']}, {blocks}\n"
+        assert (bounds in header) == ("__launch_bounds__" in header) == (blocks > 0)
 
 
 def test_what_has_no_body_is_refused() -> None:

@@ -5,6 +5,7 @@ A cache that is one chunk of keys needs no second pass.
 Its reference is `attend_reference` of kernels/attention.py.
 """
 
+import functools
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -267,9 +268,17 @@ def _tensor(heads: HeadGeometry, count: int, dtype: mx.Dtype) -> tuple[Kernel, i
         "WARPS": shape.warps,
         "KEY_TILES": shape.key_tiles,
         "QUERY_TILES": shape.query_tiles,
+        "IS_AHEAD": geometry.loads_ahead(heads, count),
     }
     queries = count * heads.num_heads // heads.num_kv_heads
-    return TENSOR, 32 * shape.warps, -(-queries // (16 * shape.query_tiles)), sizes
+    threads, tiles = 32 * shape.warps, -(-queries // (16 * shape.query_tiles))
+    return _bounded(threads, geometry.resident_blocks(heads, count)), threads, tiles, sizes
+
+
+@functools.cache
+def _bounded(threads: int, blocks: int) -> Kernel:
+    """attention_tensor, so many threadgroups of which fit on a multiprocessor; 0 for any."""
+    return TENSOR.resident(threads, blocks) if blocks else TENSOR
 
 
 def _check(q: mx.array, keys: mx.array, sinks: mx.array | None) -> HeadGeometry:

@@ -101,6 +101,25 @@ def tensor_shape(heads: HeadGeometry, rows: int) -> TensorShape:
     return TensorShape(*TENSOR_SHAPES[heads.head_dim], query_tiles=1 if queries <= 16 else 2)
 
 
+def loads_ahead(heads: HeadGeometry, rows: int) -> bool:
+    """Whether a step of attention_tensor asks for the next one's keys and values.
+
+    That takes registers for both at once; it does where as many threadgroups have room with them.
+    """
+    if tensor_shape(heads, rows).query_tiles == 2:
+        return heads.head_dim <= 256
+    return heads.head_dim == 512
+
+
+def resident_blocks(heads: HeadGeometry, rows: int) -> int:
+    """Threadgroups of attention_tensor that a multiprocessor is to hold; 0 for any number.
+
+    Norms and rotation in front of it would take more registers than it does itself.
+    """
+    is_one = tensor_shape(heads, rows).query_tiles == 1
+    return {64: 4, 128: 4, 256: 2}.get(heads.head_dim, 0) if is_one else 0
+
+
 def tensor_bytes(heads: HeadGeometry, rows: int) -> int:
     """Memory of a threadgroup of attention_tensor; 0 where it takes no such heads."""
     if heads.head_dim not in TENSOR_SHAPES:

@@ -229,6 +229,7 @@ def kernel_of(plain: Kernel, *, writes: bool, gated: bool = False) -> Kernel:
     own = ("query_rows", "key_rows", "value_rows") if writes else ("query_rows",)
     weights = ("q_weight", "k_weight") if writes else ("q_weight",)
     name = plain.name.replace("attention", "rotated")
+    marks = ("ROTATES", *(["WRITES"] if writes else []), *(["GATED"] if gated else []))
     return replace(
         plain,
         name=name + ("" if writes else "_alone") + ("_gated" if gated else ""),
@@ -236,6 +237,6 @@ def kernel_of(plain: Kernel, *, writes: bool, gated: bool = False) -> Kernel:
         outputs=("y", "new_k", "new_v") if writes else ("y",),
         takes_strides=True,
         body=plain.name,
-        macros=("ROTATES", *(["WRITES"] if writes else []), *(["GATED"] if gated else [])),
+        macros=(*marks, *plain.macros),
         helpers=("heads.h", *plain.helpers),
     )

@@ -5,6 +5,9 @@
 // values it has DIMS columns and the keys of its group. Columns and keys are numbered so that a
 // lane's share of an operand is contiguous in memory: nothing is staged. Weights are split in two
 // 16-bit parts, so that they keep float32's precision. ROTATES and WRITES as there.
+//
+// With IS_AHEAD, registers that a step is done with take the next one's numbers at once: keys behind
+// the scores, values behind their products, so that memory waits for neither products nor barriers.
 constexpr int KEYS = WARPS * 8 * KEY_TILES;
 constexpr int DIM_GROUPS = D / DIMS;
 constexpr int KEY_GROUPS = WARPS / DIM_GROUPS;
@@ -73,6 +76,27 @@ if (low < high) {
   const int dim_group = warp % DIM_GROUPS;
   const int key_group = warp / DIM_GROUPS;
   const int first_column = dim_group * DIMS + lane_row * WIDTH;
+  const int first_step = chunk + (low - chunk) / KEYS * KEYS;
+
+  // Keys and values that no query sees are read from a row that one does.
+  auto seen = [&](int place) { return metal::min(metal::max(place, low), high - 1); };
+  auto row_of = [&](const GLOBAL T* sealed, const GLOBAL T* tail, int p) {
+    const int slot = low_slot + p;
+    const int sealed_row = sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
+    return p < boundary ? sealed + sealed_row * D : tail + (tail_head + p) * D;
+  };
+  // Whether a step's rows follow each other in memory.
+  auto is_run = [&](int step) {
+    const int slot = low_slot + step;
+    const bool is_unbroken = slot >= sealed_capacity || slot + KEYS <= sealed_capacity;
+    const bool is_sealed = step + KEYS <= boundary && is_unbroken;
+    return step >= low && step + KEYS <= high && (step >= boundary || is_sealed);
+  };
+  // Where key j and value x of tile s of a lane stand in a step.
+  auto key_place = [&](int j) { return (warp * KEY_TILES + j) * 8 + lane_row; };
+  auto value_place = [&](int s, int x) {
+    return (key_group * VALUE_TILES + s) * 16 + 2 * lane_pair + x % 2 + x / 2 * 8;
+  };
 
   // A part of the queries: 8 columns of one of the 16 rows of a tile.
   for (int part = thread_index; part < ROWS * D / 8; part += 32 * WARPS) {
@@ -96,13 +120,9 @@ if (low < high) {
   // The first step's keys and values are on their way while heads are normed and rotated.
   constexpr int LINES = (D + 63) / 64;
   for (int n = thread_index; n < KEYS * LINES; n += 32 * WARPS) {
-    const int place = chunk + (low - chunk) / KEYS * KEYS + n / LINES;
-    const int p = metal::min(metal::max(place, low), high - 1);
-    const int slot = low_slot + p;
-    const int sealed_row = sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
-    const int at = (p < boundary ? sealed_row : tail_head + p) * D + n % LINES * 64;
-    fetch_line((p < boundary ? sealed_k : tail_k) + at);
-    fetch_line((p < boundary ? sealed_v : tail_v) + at);
+    const int p = seen(first_step + n / LINES);
+    fetch_line(row_of(sealed_k, tail_k, p) + n % LINES * 64);
+    fetch_line(row_of(sealed_v, tail_v, p) + n % LINES * 64);
   }
   const int queries = metal::min(ROWS, M * SHARE - first_query);
   SHARED_PTR T* const query_numbers = reinterpret_cast<SHARED_PTR T*>(query_parts);
@@ -119,6 +139,47 @@ if (low < high) {
   const float score_factor = scale[0];
 #endif
 
+  Pack<uint, 4> key[KEY_TILES][D / 32];
+  Pack<uint, WIDTH / 2> value[VALUE_TILES][4];
+  auto load_keys = [&](int step) {
+    if (IS_AHEAD && is_run(step)) {
+      const GLOBAL T* first = row_of(sealed_k, tail_k, step) + key_place(0) * D + 8 * lane_pair;
+      UNROLL for (int j = 0; j < KEY_TILES; j++) {
+        UNROLL for (int b = 0; b < D / 32; b++) {
+          key[j][b] = load_words<4>(first + 8 * j * D + 32 * b);
+        }
+      }
+    } else {
+      UNROLL for (int j = 0; j < KEY_TILES; j++) {
+        const GLOBAL T* row = row_of(sealed_k, tail_k, seen(step + key_place(j)));
+        UNROLL for (int b = 0; b < D / 32; b++) {
+          key[j][b] = load_words<4>(row + 32 * b + 8 * lane_pair);
+        }
+      }
+    }
+  };
+  auto load_values = [&](int step) {
+    if (IS_AHEAD && is_run(step)) {
+      const GLOBAL T* first = row_of(sealed_v, tail_v, step) + value_place(0, 0) * D + first_column;
+      UNROLL for (int s = 0; s < VALUE_TILES; s++) {
+        UNROLL for (int x = 0; x < 4; x++) {
+          value[s][x] = load_words<WIDTH / 2>(first + (16 * s + x % 2 + x / 2 * 8) * D);
+        }
+      }
+    } else {
+      UNROLL for (int s = 0; s < VALUE_TILES; s++) {
+        UNROLL for (int x = 0; x < 4; x++) {
+          const GLOBAL T* row = row_of(sealed_v, tail_v, seen(step + value_place(s, x)));
+          value[s][x] = load_words<WIDTH / 2>(row + first_column);
+        }
+      }
+    }
+  };
+  if (IS_AHEAD) {
+    load_keys(first_step);
+    load_values(first_step);
+  }
+
   float sum[QUERY_TILES][WIDTH][4];
   float top[QUERY_TILES][2];
   float total[QUERY_TILES][2];
@@ -133,40 +194,17 @@ if (low < high) {
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 
-  for (int step = chunk + (low - chunk) / KEYS * KEYS; step < high; step += KEYS) {
-    // Keys and values that no query sees are read from a row that one does.
-    Pack<uint, 4> key[KEY_TILES][D / 32];
-    UNROLL for (int j = 0; j < KEY_TILES; j++) {
-      const int place = step + (warp * KEY_TILES + j) * 8 + lane_row;
-      const int p = metal::min(metal::max(place, low), high - 1);
-      const int slot = low_slot + p;
-      const int sealed_row = sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
-      const GLOBAL T* row = p < boundary ? sealed_k + sealed_row * D
-                                  : tail_k + (tail_head + p) * D;
-      UNROLL for (int b = 0; b < D / 32; b++) {
-        key[j][b] = load_words<4>(row + 32 * b + 8 * lane_pair);
-      }
-    }
-    Pack<uint, WIDTH / 2> value[VALUE_TILES][4];
-    UNROLL for (int s = 0; s < VALUE_TILES; s++) {
-      UNROLL for (int x = 0; x < 4; x++) {
-        const int tile = step + (key_group * VALUE_TILES + s) * 16;
-        const int place = tile + 2 * lane_pair + x % 2 + x / 2 * 8;
-        const int p = metal::min(metal::max(place, low), high - 1);
-        const int slot = low_slot + p;
-        const int sealed_row =
-            sealed_head + (slot < sealed_capacity ? slot : slot - sealed_capacity);
-        const GLOBAL T* row = p < boundary ? sealed_v + sealed_row * D
-                                    : tail_v + (tail_head + p) * D;
-        value[s][x] = load_words<WIDTH / 2>(row + first_column);
-      }
+  for (int step = first_step; step < high; step += KEYS) {
+    const int next = step + KEYS;
+    if (!IS_AHEAD) {
+      load_keys(step);
+      load_values(step);
     }
 #ifdef WRITES
     // Once both are on their way.
     if (step + KEYS > start) {
       UNROLL for (int j = 0; j < KEY_TILES; j++) {
-        const int place = step + (warp * KEY_TILES + j) * 8 + lane_row;
-        const int own = metal::min(metal::max(place, low), high - 1) - start;
+        const int own = seen(step + key_place(j)) - start;
         if (own >= 0) {
           UNROLL for (int b = 0; b < D / 32; b++) {
             key[j][b] = *reinterpret_cast<SHARED_PTR Pack<uint, 4>*>(own_rows + own * D +
@@ -176,9 +214,7 @@ if (low < high) {
       }
       UNROLL for (int s = 0; s < VALUE_TILES; s++) {
         UNROLL for (int x = 0; x < 4; x++) {
-          const int tile = step + (key_group * VALUE_TILES + s) * 16;
-          const int place = tile + 2 * lane_pair + x % 2 + x / 2 * 8;
-          const int own = metal::min(metal::max(place, low), high - 1) - start;
+          const int own = seen(step + value_place(s, x)) - start;
           if (own >= 0) {
             value[s][x] = *reinterpret_cast<SHARED_PTR Pack<uint, WIDTH / 2>*>(
                 own_rows + (M + own) * D + first_column);
@@ -193,7 +229,9 @@ if (low < high) {
       UNROLL for (int j = 0; j < KEY_TILES; j++) {
         UNROLL for (int x = 0; x < 4; x++) { score[tile][j][x] = 0.0f; }
       }
-      UNROLL for (int b = 0; b < D / 32; b++) {
+    }
+    UNROLL for (int b = 0; b < D / 32; b++) {
+      UNROLL for (int tile = 0; tile < QUERY_TILES; tile++) {
         const Pack<uint, 4> upper = query_parts[((tile * (D / 32) + b) * 2) * 32 + lane];
         const Pack<uint, 4> lower = query_parts[((tile * (D / 32) + b) * 2 + 1) * 32 + lane];
         UNROLL for (int j = 0; j < KEY_TILES; j++) {
@@ -205,6 +243,9 @@ if (low < high) {
           }
         }
       }
+    }
+    if (IS_AHEAD && next < high) { load_keys(next); }
+    UNROLL for (int tile = 0; tile < QUERY_TILES; tile++) {
       UNROLL for (int h = 0; h < 2; h++) {
         const int position = start + (first_query + tile * 16 + h * 8 + lane_row) / SHARE;
         float best = masked;
@@ -271,6 +312,7 @@ if (low < high) {
         }
       }
     }
+    if (IS_AHEAD && next < high) { load_values(next); }
   }
 
   // Sums of weights over lanes and warps; weighted values over the groups of keys.
