@@ -39,6 +39,14 @@ const int lane = thread_index % 32;
 const int warp = thread_index / 32;
 const int lane_row = lane / 4;
 const int lane_pair = lane % 4;
+#ifdef ROTATES
+// What norms and rotation read is small and far away: it is asked for before keys and values are.
+if (32 * thread_index < PAIRS) { fetch_line(frequencies + 32 * thread_index); }
+if (Q_NORM == 2 && 32 * thread_index < D) { fetch_line(q_weight + 32 * thread_index); }
+#ifdef WRITES
+if (K_NORM == 2 && 32 * thread_index < D) { fetch_line(k_weight + 32 * thread_index); }
+#endif
+#endif
 const int kv_head = static_cast<int>(threadgroup_position_in_grid.y) / TILES;
 const int first_query = static_cast<int>(threadgroup_position_in_grid.y) % TILES * ROWS;
 const int depth = static_cast<int>(threadgroup_position_in_grid.z);
