@@ -125,9 +125,11 @@ if (low < high) {
 #endif
   }
 #ifdef ROTATES
-  // The first step's keys and values are on their way while heads are normed and rotated.
+  // The first keys and values are on their way while heads are normed and rotated: of two steps
+  // where few threadgroups share a multiprocessor.
   constexpr int LINES = (D + 63) / 64;
-  for (int n = thread_index; n < KEYS * LINES; n += 32 * WARPS) {
+  constexpr int NEAR = IS_AHEAD ? 2 * KEYS : KEYS;
+  for (int n = thread_index; n < NEAR * LINES; n += 32 * WARPS) {
     const int p = seen(first_step + n / LINES);
     fetch_line(row_of(sealed_k, tail_k, p) + n % LINES * 64);
     fetch_line(row_of(sealed_v, tail_v, p) + n % LINES * 64);
