@@ -5,11 +5,19 @@ Its references are in kernels/delta_net.py.
 
 import functools
 from dataclasses import replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.delta_net import DeltaRows, check_delta_weights
+from turbospark.kernels.gpu.ahead import (
+    MOST_BLOCKS,
+    Ahead,
+    Follower,
+    LaunchOrder,
+    bringing_near,
+)
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.delta_scan import (
     HELPERS,
@@ -59,6 +67,18 @@ _SHARED_BYTES = 32 << 10  # of a threadgroup on Apple GPUs
 _MOST_QUADS = 8  # of a lane: its part of a value row lies in registers
 
 
+class Beside(NamedTuple):
+    """What a launch is given besides its inputs.
+
+    Attributes:
+        bundle: where the layer's weights lie side by side, if they do.
+        ahead: what the launch of a few rows brings near, if the target has the cache for it.
+    """
+
+    bundle: Bundle | None = None
+    ahead: Ahead | None = None
+
+
 def takes(heads: DeltaGeometry, weights: DeltaWeights) -> bool:
     """Whether the bodies serve such a layer."""
     return (
@@ -85,7 +105,7 @@ def delta_net(
     record: bool = False,
     target: GpuTarget,
     scan: ScanGeometry | None = None,
-    bundle: Bundle | None = None,
+    beside: Beside | None = None,
 ) -> tuple[mx.array, DeltaState, DeltaRows | None]:
     """Fold T rows into the state of a delta-net layer.
 
@@ -100,7 +120,7 @@ def delta_net(
         record: whether the row inputs are returned.
         target: where.
         scan: by default `scan_geometry`'s.
-        bundle: where the layer's weights lie side by side, if they do.
+        beside: by default nothing.
 
     Returns:
         [T, Hv * Dv] in the dtype of the projections, the new state, the row inputs if asked for.
@@ -110,7 +130,7 @@ def delta_net(
     """
     _check(inputs, state, heads, weights)
     if inputs.qkv.shape[0] <= rows_at_once(heads):
-        return _in_one_launch(inputs, state, heads, weights, record, target, bundle)
+        return _in_one_launch(inputs, state, heads, weights, record, target, beside or Beside())
     tail, S = state
     q, k, v, decay, beta, new_tail = delta_filter(inputs, tail, heads, weights, target)
     cut = scan or scan_geometry(target.name, heads)
@@ -127,7 +147,7 @@ def _in_one_launch(
     weights: DeltaWeights,
     record: bool,
     target: GpuTarget,
-    bundle: Bundle | None,
+    beside: Beside,
 ) -> tuple[mx.array, DeltaState, DeltaRows | None]:
     (tail, S), qkv = state, inputs.qkv
     T, Hv = qkv.shape[0], heads.num_value_heads
@@ -137,7 +157,10 @@ def _in_one_launch(
     held = max(1, min(sets, (64 if target.name == "cuda" else 32) // (4 * quads)))
     ahead = 3 * heads.taps * -(-max(Dk, Dv) // 32)  # of what a lane filters a row's head from
     early = (144 if target.name == "cuda" else 48) // ahead
-    made = (RECORD if record else STEP)(
+    near = beside.ahead if target.own == "cuda" and Hv <= MOST_BLOCKS else None
+    blocks = 0 if near is None else near.layers(1)
+    kernel = RECORD if record else STEP
+    made = (kernel if near is None else bringing_near(kernel))(
         target,
         [
             inputs.z,
@@ -145,8 +168,10 @@ def _in_one_launch(
             _norm_weight(weights),
             constant(weights.norm.eps),
             *projected(inputs, tail, weights),
+            *([] if near is None else [near.words]),
         ],
         template=sizes_of(heads)
+        | ({} if near is None else near.template(blocks))
         | {
             "T": qkv.dtype,
             "M": T,
@@ -158,7 +183,7 @@ def _in_one_launch(
             "SILU": weights.gate == "silu",
             "SIMDGROUPS": SIMDGROUPS,
         },
-        grid=(Hv * 32 * SIMDGROUPS, 1, 1),
+        grid=((Hv + blocks) * 32 * SIMDGROUPS, 1, 1),
         threadgroup=(32 * SIMDGROUPS, 1, 1),
         outputs=[
             ((T, Hv * Dv), qkv.dtype),
@@ -166,7 +191,7 @@ def _in_one_launch(
             (tail.shape, mx.float32),
             *(recorded(T, heads) if record else []),
         ],
-        bundle=bundle,
+        bundle=beside.bundle,
     )
     y, new_S, new_tail = made[:3]
     rows = None
@@ -199,19 +224,30 @@ def _check(
 
 
 def bind_delta_net(
-    heads: DeltaGeometry, weights: DeltaWeights, target: GpuTarget
+    heads: DeltaGeometry,
+    weights: DeltaWeights,
+    target: GpuTarget,
+    order: LaunchOrder | None = None,
 ) -> DeltaNet | None:
-    """The unit of a layer, or None where no body serves it."""
+    """The unit of a layer, or None where no body serves it.
+
+    Args:
+        heads, weights: of the layer.
+        target: where.
+        order: tells what a launch may bring near; None where none does.
+    """
     if not takes(heads, weights) or not _runs(heads, target):
         return None
     whole = replace(weights, conv=mx.contiguous(weights.conv))
     fixed = [whole.conv, whole.log_rate, whole.dt_bias, _norm_weight(whole)]
-    bundle = Bundle.of([], [*fixed, constant(whole.norm.eps)])
+    bundle, follower = Bundle.of([], [*fixed, constant(whole.norm.eps)]), Follower()
 
     def run(
         inputs: DeltaInputs, state: DeltaState, phase: Phase, record: bool
     ) -> tuple[mx.array, DeltaState, RowInputs | None]:
-        return delta_net(inputs, state, heads, whole, record=record, target=target, bundle=bundle)
+        ahead = None if order is None else order.turn(follower)
+        beside = Beside(bundle, ahead if phase is Phase.DECODE else None)
+        return delta_net(inputs, state, heads, whole, record=record, target=target, beside=beside)
 
     return run
 

@@ -232,10 +232,7 @@ FUNC float dot_of(Floats<N> a, Floats<N> b) {
 // Has N numbers of 32 bits, a multiple of four, brought closer; no register waits for them.
 template <int N>
 FUNC void fetch_ahead(const GLOBAL float* p) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-               :: "l"(__cvta_generic_to_global(p)), "r"(4 * N));
-#endif
+  fetch_bytes(p, 4 * N);
 }
 
 template <int LANES, int N>
