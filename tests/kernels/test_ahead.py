@@ -20,7 +20,14 @@ from metal_emu import MetalRunError, metal_kernel, require_emulator
 
 from turbospark.kernels.gpu import ahead as ahead_module
 from turbospark.kernels.gpu import target as target_module
-from turbospark.kernels.gpu.ahead import AHEAD_PIECE, Ahead, Follower, LaunchOrder, reads_ahead
+from turbospark.kernels.gpu.ahead import (
+    AHEAD_BLOCKS,
+    AHEAD_PIECE,
+    Ahead,
+    Follower,
+    LaunchOrder,
+    reads_ahead,
+)
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.delta_net import Beside, delta_net
 from turbospark.kernels.gpu.kernel import GpuTarget, header, strip_comments
@@ -39,7 +46,16 @@ READING = """FUNC void fetch_bytes(const GLOBAL void* p, uint bytes) {
 COUNTING = """FUNC void fetch_bytes(const GLOBAL void* p, uint bytes) {
   const_cast<GLOBAL uint*>(reinterpret_cast<const GLOBAL uint*>(p))[0] += bytes;
 }"""
-WEIGHT_WORDS = 64 * 4096 // 8
+PLACES = [
+    ("", ""),
+    ("place * BLOCKS + block", "place * BLOCKS"),
+    ("place * BLOCKS + block", "place + block"),
+    ("threads * BLOCKS", "threads"),
+    ("thread_index % 32 * (threads / 32)", "thread_index"),
+    ("piece * (PIECE / 4)", "piece * PIECE"),
+    ("piece < BYTES / PIECE", "piece <= BYTES / PIECE"),
+]
+"""Nothing, then changes of who asks for what."""
 
 
 def bundle(count: int = 1) -> tuple[Bundle, list[QuantizedWeight]]:
@@ -119,11 +135,61 @@ def test_all_is_brought_near_and_nothing_behind_it(pieces: int) -> None:
         of_attention(attention, gpu("tensor"), short)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("head - HV", "head - HV - 1"),
+        ("head - HV", "head - HV + 1"),
+        (" - COPIES - AHEAD_LAYERS", " - COPIES"),
+        (" - splits - COPIES", " - splits"),
+        ("layer * width + ", "layer + "),
+    ],
+)
+def test_a_mutation_of_a_body_is_caught(old: str, new: str) -> None:
+    """It changes results, or what lies last is not asked for."""
+    is_delta = old.startswith("head")
+    target = gpu("emulation" if is_delta else "tensor")
+    long = RotatedCase(2, (4, 2), 64, 290, 256, sealed=256, dtype=mx.bfloat16)
+
+    def run(target: GpuTarget, ahead: Ahead | None) -> list[mx.array]:
+        if is_delta:
+            return of_delta(DELTA_CASES[0], target, ahead)
+        return of_attention(long, target, ahead)
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        if names["name"].endswith("_ahead"):
+            assert old in names["source"]
+            names["source"] = names["source"].replace(old, new)
+        return target.builder(**names)
+
+    whole, mutant = words(AHEAD_BLOCKS), replace(target, builder=build)
+    wanted, is_caught = run(target, None), False
+    try:
+        is_caught = not all(map(mx.array_equal, run(mutant, whole), wanted))
+        run(mutant, replace(whole, words=whole.words[:-1]))
+        is_caught = True
+    except MetalRunError as error:
+        is_caught |= "out of bounds" not in str(error) or "ahead" not in str(error)
+    assert is_caught
+
+
+@pytest.mark.parametrize("change", PLACES[1:])
+def test_a_mutation_of_shares_is_caught(change: tuple[str, str]) -> None:
+    with pytest.raises((AssertionError, MetalRunError)):
+        ask_for_pieces(500, 3, change)
+
+
 @pytest.mark.parametrize(("pieces", "blocks"), [(1, 3), (7, 3), (500, 3), (500, 2)])
 def test_each_piece_is_asked_for_once(pieces: int, blocks: int) -> None:
+    ask_for_pieces(pieces, blocks, PLACES[0])
+
+
+def ask_for_pieces(pieces: int, blocks: int, change: tuple[str, str]) -> None:
     """By `blocks` threadgroups of 64 threads behind two that work."""
     require_emulator()
     text = resources.files("turbospark.kernels.gpu").joinpath("dialect/ahead.h").read_text("ascii")
+    assert change[0] in text
+    text = text.replace(*change)
     silent = header(EMULATION)
     assert SILENT in silent
     kernel = metal_kernel(

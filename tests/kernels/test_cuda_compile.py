@@ -95,15 +95,15 @@ def delta(T: int, key_dim: int, *, keep: int = 0) -> Callable[[GpuTarget], objec
     return launch
 
 
-def near(kind: str) -> Callable[[GpuTarget], object]:
-    """One row of a delta net or of attention that brings the next launch's weights near."""
+def near(kind: str, rows: int = 1) -> Callable[[GpuTarget], object]:
+    """Rows of a delta net or of attention that bring the next launch's weights near."""
     ahead = Ahead(mx.zeros((64 + 3 * AHEAD_PIECE // 4,), mx.uint32), 64, 3 * AHEAD_PIECE)
     if kind == "attention":
-        case = RotatedCase(1, (32, 8), 128, 300, 256, sealed=256, dtype=BRAIN)
+        case = RotatedCase(rows, (32, 8), 128, 300, 256, sealed=256, dtype=BRAIN)
         return lambda target: rotated_attention(
             case.inputs(), case.step_rows(), case.layer(), target=target, ahead=ahead
         )
-    case = DeltaCase(DeltaGeometry(16, 32, 128, 128, 4), 1, BRAIN, BRAIN, is_stacked=True)
+    case = DeltaCase(DeltaGeometry(16, 32, 128, 128, 4), rows, BRAIN, BRAIN, is_stacked=True)
     return lambda target: delta_net(
         case.inputs(),
         state_of(case.heads),
@@ -253,10 +253,12 @@ def test_a_body_compiles_for_cuda_without_spills(launch: str, headers: Path) -> 
         assert max(map(int, spills.groups())) <= SPILLED * is_bounded, report
 
 
-@pytest.mark.parametrize("kind", ["delta net", "attention"])
-def test_working_threads_take_no_registers_for_weights_ahead(kind: str, headers: Path) -> None:
+@pytest.mark.parametrize(("kind", "rows"), [("delta net", 1), ("attention", 8)])
+def test_working_threads_take_no_registers_for_weights_ahead(
+    kind: str, rows: int, headers: Path
+) -> None:
     sources: list[str] = []
-    near(kind)(recording(sources))
+    near(kind, rows)(recording(sources))
     plain = sources[0].replace("#define AHEAD\n", "")
     assert plain != sources[0]
     reports = [compile_source(text, headers) for text in (sources[0], plain)]
