@@ -117,12 +117,12 @@ def test_a_row_does_not_depend_on_its_neighbours(case: ProductCase, target: str)
 @pytest.mark.parametrize(
     ("case", "old", "new"),
     [
-        (CASES[0], "x, stream, branch_norm,", "x, x, branch_norm,"),
+        (CASES[0], "base.ask(stream, threadIdx.x)", "base.ask(x, threadIdx.x)"),
         (CASES[1], "summed + at", "summed + at % K"),
         (CASES[2], "values_of<X>(words)", "values_of<X>(in_code_order(words))"),
         (CASES[3], "blockIdx.x == 0", "blockIdx.x == 100"),
-        (CASES[4], "numbers[0], sums,", "branch_norm[K], sums,"),
-        (CASES[4], "load_chunks<M, K>(base, stream, first + 256 * COUNT);", ""),
+        (CASES[4], "NORM ? numbers[0] : 0.0f", "branch_norm[K]"),
+        (CASES[4], "base.load(stream, first + 256 * PARTS_COUNT);", ""),
         (CASES[6], "store_shared(at, ordered);", "store_shared(at, sum);"),
     ],
     ids=["stream", "row", "order", "writer", "eps", "chunk", "staged order"],

@@ -223,6 +223,10 @@ def _refusals(diagnostics: str, strict: bool) -> list[str]:
 
 
 def _copies_a_struct(diagnostic: str) -> bool:
-    """Metal copies structs across address spaces; C++ has no constructor for that."""
-    pattern = r"the implicit copy (constructor|assignment operator)\) not viable: .*address space"
-    return re.search(pattern, diagnostic) is not None
+    """Metal copies structs across address spaces; C++ has no constructor for that.
+
+    Where a template was told off for it before, a later use finds no candidate, and no reason.
+    """
+    own = r"the implicit copy (constructor|assignment operator)\) not viable: .*address space"
+    later = r"candidate template ignored: substitution failure \[[^]]*\]$"
+    return re.search(f"{own}|{later}", diagnostic, re.MULTILINE) is not None

@@ -170,8 +170,8 @@ FUNC float add_squares(float sum, const Pack<uint, 4>& words) {
   return sum;
 }
 
-// Chunks of eight values that each of 256 threads takes of a row of K, and how many of them it loads
-// before it uses the first: `most` of M rows together, as evenly as that divides.
+// Chunks of eight values that each of 256 threads takes of a row of K, and how many of them it asks
+// for at once: `most` of M rows together, as evenly as that divides.
 FUNC constexpr int chunks_of(int K) { return (K / 8 + 255) / 256; }
 FUNC constexpr int chunks_at_once(int K, int M, int most) {
   const int allowed = most > M ? most / M : 1;
@@ -179,34 +179,63 @@ FUNC constexpr int chunks_at_once(int K, int M, int most) {
   return (chunks_of(K) + rounds - 1) / rounds;
 }
 
-// Chunks `first`, `first` + 256, ... of M rows, as far as there are any.
-template <int M, int K, int COUNT, typename X>
-FUNC void load_chunks(Pack<uint, 4> (&words)[COUNT][M], const GLOBAL X* x, int first) {
-  UNROLL for (int i = 0; i < COUNT; i++) {
-    const int chunk = first + 256 * i;
-    if (chunk < K / 8) {
-      UNROLL for (int m = 0; m < M; m++) { words[i][m] = load_eight(x + m * K + chunk * 8); }
-    }
-  }
-}
+// A thread's chunks `first`, `first` + 256, ... of M rows of K values, COUNT of them at most. What
+// is asked for early is on its way until `take`: so nothing may happen to it in between, not even
+// a choice between two ways to load it. Unaligned rows are loaded when they are taken.
+template <int M, int K, int COUNT, typename T, bool ARE_ALIGNED = false>
+struct Chunks {
+  static constexpr int count = COUNT;
+  Pack<T, 8> chunk[COUNT][M];
 
-// The factors of these chunks in natural order, or ones.
-template <int K, bool HAS_NORM_WEIGHT, int COUNT, typename W>
-FUNC void load_factors(Floats<8> (&factor)[COUNT], const GLOBAL W* norm_weight, int first) {
-  UNROLL for (int i = 0; i < COUNT; i++) {
-    const int chunk = first + 256 * i;
-    if constexpr (HAS_NORM_WEIGHT) {
-      if (chunk < K / 8) { factor[i] = load_floats<8>(norm_weight + chunk * 8); }
-    } else {
-      UNROLL for (int j = 0; j < 8; j++) { factor[i].v[j] = 1.0f; }
+  FUNC static bool is_aligned(const GLOBAL T* x) {
+    return ARE_ALIGNED || VECTOR_ALIGNED(x, sizeof(Pack<T, 8>));
+  }
+
+  FUNC void ask(const GLOBAL T* x, int first) {
+    if (is_aligned(x)) {
+      UNROLL for (int i = 0; i < COUNT; i++) {
+        const int at = first + 256 * i;
+        if (at < K / 8) {
+          UNROLL for (int m = 0; m < M; m++) { chunk[i][m] = load_pack<8>(x + m * K + at * 8); }
+        }
+      }
     }
   }
+
+  FUNC void take(const GLOBAL T* x, int first) {
+    if (!is_aligned(x)) {
+      UNROLL for (int i = 0; i < COUNT; i++) {
+        const int at = first + 256 * i;
+        if (at < K / 8) {
+          UNROLL for (int m = 0; m < M; m++) {
+            UNROLL for (int j = 0; j < 8; j++) { chunk[i][m].v[j] = x[m * K + at * 8 + j]; }
+          }
+        }
+      }
+    }
+  }
+
+  FUNC void load(const GLOBAL T* x, int first) {
+    ask(x, first);
+    take(x, first);
+  }
+};
+
+// Chunks of M rows and of one norm's factors that a thread has under way.
+template <int M, int K, int AT_ONCE, typename X>
+using RowChunks = Chunks<M, K, chunks_at_once(K, M, AT_ONCE), X>;
+template <int K, bool HAS_NORM_WEIGHT, int AT_ONCE, typename W>
+using FactorChunks = Chunks<1, K, HAS_NORM_WEIGHT ? chunks_at_once(K, 1, AT_ONCE / 2) : 1, W>;
+
+template <typename X>
+FUNC Pack<uint, 4> words_of(const Pack<X, 8>& values) {
+  return *reinterpret_cast<const Pack<uint, 4>*>(values.v);
 }
 
 // Multiplies M staged rows by their inverse means and the norm's weight, of which `factor` has the
 // thread's first chunks. Ends with a barrier.
 template <typename X, int M, int K, bool HAS_NORM_WEIGHT, int COUNT, typename W>
-FUNC void scale_rows(uint to, const float (&inverse)[M], Floats<8> (&factor)[COUNT],
+FUNC void scale_rows(uint to, const float (&inverse)[M], Chunks<1, K, COUNT, W>& factor,
                      const GLOBAL W* norm_weight, int index) {
   for (int first = index; first < K / 8; first += 256 * COUNT) {
     UNROLL for (int i = 0; i < COUNT; i++) {
@@ -219,7 +248,8 @@ FUNC void scale_rows(uint to, const float (&inverse)[M], Floats<8> (&factor)[COU
           UNROLL for (int j = 0; j < 8; j++) {
             value.v[j] = value.v[j] * inverse[m];
             if constexpr (HAS_NORM_WEIGHT) {
-              value.v[j] = value.v[j] * factor[i].v[j / 2 + j % 2 * 4];
+              const W own = factor.chunk[i][0].v[j / 2 + j % 2 * 4];
+              value.v[j] = value.v[j] * static_cast<float>(own);
             }
           }
           UNROLL for (int j = 0; j < 4; j++) {
@@ -229,71 +259,66 @@ FUNC void scale_rows(uint to, const float (&inverse)[M], Floats<8> (&factor)[COU
         }
       }
     }
-    load_factors<K, HAS_NORM_WEIGHT>(factor, norm_weight, first + 256 * COUNT);
+    if constexpr (HAS_NORM_WEIGHT && COUNT < chunks_of(K)) {
+      factor.load(norm_weight, first + 256 * COUNT);
+    }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-template <typename X, int M, int K, bool HAS_NORM_WEIGHT, typename W>
-FUNC void scale_rows(uint to, const float (&inverse)[M], const GLOBAL W* norm_weight, int index) {
-  Floats<8> factor[1];
-  load_factors<K, HAS_NORM_WEIGHT>(factor, norm_weight, index);
-  scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, factor, norm_weight, index);
-}
-
 // Norms M staged rows, of whose squares each of 256 threads has a part. Ends with a barrier.
-template <typename X, int M, int K, bool HAS_NORM_WEIGHT, int AT_ONCE, typename W>
-FUNC void norm_rows(uint to, const float (&squares)[M], const GLOBAL W* norm_weight, float eps,
-                    SHARED_PTR float* sums, int index) {
-  Floats<8> factor[chunks_at_once(K, 1, AT_ONCE / 2)];
-  load_factors<K, HAS_NORM_WEIGHT>(factor, norm_weight, index);
+template <typename X, int M, int K, bool HAS_NORM_WEIGHT, int COUNT, typename W>
+FUNC void norm_rows(uint to, const float (&squares)[M], Chunks<1, K, COUNT, W>& factor,
+                    const GLOBAL W* norm_weight, float eps, SHARED_PTR float* sums, int index) {
   float inverse[M];
   inverse_means<M>(inverse, squares, K, eps, sums, index);
+  if constexpr (HAS_NORM_WEIGHT) { factor.take(norm_weight, index); }
   scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, factor, norm_weight, index);
 }
 
-// Puts M rows of x in shared memory, in the order that `arrange` gives eight values; `squares` are
-// this thread's part, as so arranged.
-template <int M, int K, bool HAS_SQUARES, int AT_ONCE, typename X, typename Arrange>
-FUNC void stage_chunks(uint to, const GLOBAL X* x, float (&squares)[M], int index,
-                       Arrange arrange) {
-  constexpr int COUNT = chunks_at_once(K, M, AT_ONCE);
+// Puts M rows of x, of which `rows` has the thread's first chunks, in shared memory, in the order
+// that `arrange` gives eight values; `squares` are this thread's part, as so arranged.
+template <int M, int K, bool HAS_SQUARES, typename Rows, typename X, typename Arrange>
+FUNC void stage_chunks(uint to, Rows& rows, const GLOBAL X* x, float (&squares)[M],
+                       int index, Arrange arrange) {
+  constexpr int COUNT = Rows::count;
   UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  rows.take(x, index);
   for (int first = index; first < K / 8; first += 256 * COUNT) {
-    Pack<uint, 4> words[COUNT][M];
-    load_chunks<M, K>(words, x, first);
     UNROLL for (int i = 0; i < COUNT; i++) {
       const int chunk = first + 256 * i;
       if (chunk < K / 8) {
         UNROLL for (int m = 0; m < M; m++) {
-          const Pack<uint, 4> arranged = arrange(words[i][m]);
+          const Pack<uint, 4> arranged = arrange(words_of(rows.chunk[i][m]));
           store_shared(to + place_of_chunk(chunk) + m * row_bytes(K), arranged);
           if constexpr (HAS_SQUARES) { squares[m] = add_squares<X>(squares[m], arranged); }
         }
       }
     }
+    if constexpr (COUNT < chunks_of(K)) { rows.load(x, first + 256 * COUNT); }
   }
 }
 
-// Puts M rows of x in shared memory, normed if NORM; 256 threads take part, and each has AT_ONCE
-// chunks of x, or half as many of the norm's weight, under way. `sums` has room for 8 * M floats.
-// Ends with a barrier.
-template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, int AT_ONCE = 1, typename X, typename W>
-FUNC void stage_rows(uint to, const GLOBAL X* x, const GLOBAL W* norm_weight, float eps,
-                     SHARED_PTR float* sums, int index) {
+// Puts M rows of x in shared memory, normed if NORM, after `rows` and `factor` were asked for; 256
+// threads take part. `sums` has room for 8 * M floats. Ends with a barrier.
+template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, typename Rows, int FACTORS, typename X,
+          typename W>
+FUNC void stage_rows(uint to, Rows& rows, Chunks<1, K, FACTORS, W>& factor, const GLOBAL X* x,
+                     const GLOBAL W* norm_weight, float eps, SHARED_PTR float* sums, int index) {
   float squares[M];
-  stage_chunks<M, K, NORM, AT_ONCE>(
-      to, x, squares, index, [](const Pack<uint, 4>& words) { return in_code_order(words); });
+  stage_chunks<M, K, NORM>(to, rows, x, squares, index, [](const Pack<uint, 4>& words) {
+    return in_code_order(words);
+  });
   if constexpr (NORM) {
-    norm_rows<X, M, K, HAS_NORM_WEIGHT, AT_ONCE>(to, squares, norm_weight, eps, sums, index);
+    norm_rows<X, M, K, HAS_NORM_WEIGHT>(to, squares, factor, norm_weight, eps, sums, index);
   } else {
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 
 // residual + norm(x) for eight values side by side, in memory's order.
-template <typename X>
-FUNC Pack<uint, 4> add_normed(const Pack<uint, 4>& x, float inverse, const Floats<8>& factor,
+template <typename X, typename Factors>
+FUNC Pack<uint, 4> add_normed(const Pack<uint, 4>& x, float inverse, const Factors& factor,
                               const Pack<uint, 4>& residual) {
   const Floats<8> value = to_floats<X>(x);
   const Floats<8> base = to_floats<X>(residual);
@@ -339,33 +364,36 @@ FUNC void add_normed_rows(const GLOBAL X* x, const GLOBAL X* residual, const GLO
   threadgroup_barrier(mem_flags::mem_threadgroup);
 }
 
-// As `stage_rows`, of rows that are stream + norm(branch), rounded and then normed. `branch_norm` has
-// K factors, then eps. The sums are given to `take` too, eight at a time, with the place of the
-// first. The bits are those of rms_norm and of `stage_rows` behind it.
-template <int M, int K, bool HAS_NORM_WEIGHT, int AT_ONCE, typename X, typename W, typename Take>
-FUNC void stage_sums(uint to, const GLOBAL X* branch, const GLOBAL X* stream,
-                     const GLOBAL float* branch_norm, const GLOBAL W* norm_weight, float eps,
-                     SHARED_PTR float* sums, int index, Take take) {
-  constexpr int COUNT = chunks_at_once(K, M, AT_ONCE / 2);
-  const float branch_eps = branch_norm[K];
+// As `stage_rows`, of rows that are stream + norm(branch), rounded and then normed; `base` and
+// `branch_factor` were asked for too, of the stream and of branch_norm: K factors, then eps. The
+// sums are given to `take` too, eight at a time, with the place of the first. The bits are those of
+// rms_norm and of `stage_rows` behind it.
+template <int M, int K, bool HAS_NORM_WEIGHT, typename Rows, int PARTS_COUNT, int BRANCH,
+          int FACTORS, typename X, typename W, typename Take>
+FUNC void stage_sums(uint to, Rows& rows, Chunks<M, K, PARTS_COUNT, X>& base,
+                     Chunks<1, K, BRANCH, float>& branch_factor,
+                     Chunks<1, K, FACTORS, W>& factor, const GLOBAL X* branch,
+                     const GLOBAL X* stream, const GLOBAL float* branch_norm, float branch_eps,
+                     const GLOBAL W* norm_weight, float eps, SHARED_PTR float* sums, int index,
+                     Take take) {
+  static_assert(PARTS_COUNT == BRANCH, "of each chunk its factors");
   float squares[M];
-  stage_chunks<M, K, true, AT_ONCE>(to, branch, squares, index,
-                                    [](const Pack<uint, 4>& words) { return words; });
-  Pack<uint, 4> base[COUNT][M];
-  Floats<8> factor[COUNT];
-  load_chunks<M, K>(base, stream, index);
-  load_factors<K, true>(factor, branch_norm, index);
+  stage_chunks<M, K, true>(to, rows, branch, squares, index,
+                           [](const Pack<uint, 4>& words) { return words; });
   float inverse[M];
   inverse_means<M>(inverse, squares, K, branch_eps, sums, index);
   UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
-  for (int first = index; first < K / 8; first += 256 * COUNT) {
-    UNROLL for (int i = 0; i < COUNT; i++) {
+  base.take(stream, index);
+  branch_factor.take(branch_norm, index);
+  for (int first = index; first < K / 8; first += 256 * PARTS_COUNT) {
+    UNROLL for (int i = 0; i < PARTS_COUNT; i++) {
       const int chunk = first + 256 * i;
       if (chunk < K / 8) {
         UNROLL for (int m = 0; m < M; m++) {
           const uint at = to + place_of_chunk(chunk) + m * row_bytes(K);
           const auto words = load_shared<Pack<uint, 4>>(at);
-          const auto sum = add_normed<X>(words, inverse[m], factor[i], base[i][m]);
+          const auto sum = add_normed<X>(words, inverse[m], branch_factor.chunk[i][0],
+                                         words_of(base.chunk[i][m]));
           take(m * K + chunk * 8, sum);
           const Pack<uint, 4> ordered = in_code_order(sum);
           squares[m] = add_squares<X>(squares[m], ordered);
@@ -373,13 +401,13 @@ FUNC void stage_sums(uint to, const GLOBAL X* branch, const GLOBAL X* stream,
         }
       }
     }
-    if constexpr (COUNT < chunks_of(K)) {
-      load_chunks<M, K>(base, stream, first + 256 * COUNT);
-      load_factors<K, true>(factor, branch_norm, first + 256 * COUNT);
+    if constexpr (PARTS_COUNT < chunks_of(K)) {
+      base.load(stream, first + 256 * PARTS_COUNT);
+      branch_factor.load(branch_norm, first + 256 * PARTS_COUNT);
     }
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
-  norm_rows<X, M, K, HAS_NORM_WEIGHT, AT_ONCE>(to, squares, norm_weight, eps, sums, index);
+  norm_rows<X, M, K, HAS_NORM_WEIGHT>(to, squares, factor, norm_weight, eps, sums, index);
 }
 
 template <int VALUE>

@@ -24,6 +24,7 @@ constexpr int END2 = END1 + C / (16 * TALL);
 constexpr int END3 = END2 + (POST_NORMS ? M : 0);
 constexpr int LAST = POST_NORMS ? 3 : 2;
 constexpr int DONE = 4;
+constexpr int AT_ONCE = 1;  // chunks of x that a thread has under way
 constexpr int LINE = 32;  // counters lie apart: numbers taken, then tiles made of each phase
 
 const int index = static_cast<int>(thread_index_in_threadgroup);
@@ -247,6 +248,7 @@ auto make_tile = [&](auto number) {
 };
 
 auto stage_stream = [&]() {
+  FactorChunks<C, HAS_NORM_WEIGHT, AT_ONCE, TYPE_norm_weight> factor;
   if constexpr (POST_NORMS) {
     float squares[M];
     UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
@@ -258,13 +260,23 @@ auto stage_stream = [&]() {
           squares[m] = add_squares<X>(squares[m], ordered);
           store_shared(staged_x + place_of_chunk(chunk) + m * row_bytes(C), ordered);
         });
-    float inverse[M];
-    inverse_means<M>(inverse, squares, C, numbers[0], sums, index);
-    scale_rows<X, M, C, HAS_NORM_WEIGHT>(staged_x, inverse, norm_weight, index);
+    if constexpr (HAS_NORM_WEIGHT) { factor.ask(norm_weight, index); }
+    norm_rows<X, M, C, HAS_NORM_WEIGHT>(staged_x, squares, factor, norm_weight, numbers[0], sums,
+                                        index);
   } else {
-    stage_rows<M, C, true, HAS_NORM_WEIGHT>(staged_x, hidden, norm_weight, numbers[0], sums,
-                                            index);
+    Chunks<M, C, chunks_at_once(C, M, AT_ONCE), X, true> rows;
+    rows.ask(hidden, index);
+    if constexpr (HAS_NORM_WEIGHT) { factor.ask(norm_weight, index); }
+    stage_rows<M, C, true, HAS_NORM_WEIGHT>(staged_x, rows, factor, hidden, norm_weight,
+                                            numbers[0], sums, index);
   }
+};
+
+auto stage_plain = [&](auto& rows, auto width, const GLOBAL X* from) {
+  constexpr int WIDTH = decltype(width)::value;
+  Chunks<1, WIDTH, 1, X> no_factor;
+  rows.ask(from, index);
+  stage_rows<M, WIDTH, false, false>(staged_x, rows, no_factor, from, from, 0.0f, sums, index);
 };
 
 auto close_row = [&]() {
@@ -288,6 +300,11 @@ if (index == 0) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 tile = peek(queue);
+fetch_lines(norm_weight, HAS_NORM_WEIGHT ? C : 0, index);
+if constexpr (POST_NORMS) {
+  fetch_lines(first_norm, C, index);
+  fetch_lines(last_norm, C, index);
+}
 aim(tile);
 refill();
 
@@ -309,13 +326,15 @@ while (true) {
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (phase == 0) {
       if constexpr (STAGED_X) {
-        stage_rows<M, K, false, false>(staged_x, x, norm_weight, 0.0f, sums, index);
+        RowChunks<M, K, AT_ONCE, X> rows;
+        stage_plain(rows, Number<K>{}, x);
       }
     } else if (phase == 1) {
       stage_stream();
     } else if (phase == 2) {
       if constexpr (STAGED_INNER) {
-        stage_rows<M, I, false, false>(staged_x, inner, norm_weight, 0.0f, sums, index);
+        Chunks<M, I, chunks_at_once(I, M, AT_ONCE), X, true> rows;
+        stage_plain(rows, Number<I>{}, inner);
       }
     }
   }

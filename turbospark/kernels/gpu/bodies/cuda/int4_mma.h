@@ -22,8 +22,8 @@ constexpr int TEAM_THREADS = 32 * WARPS;
 constexpr int TILE = 16 * TALL;
 constexpr int SHARE = (TILE * M + TEAM_THREADS - 1) / TEAM_THREADS;
 constexpr int AT_ONCE = 8;  // chunks of x that a thread has under way
-constexpr int ALL_TILES = UNITS_OF_PARTS(TILE);
 constexpr int EARLY = STAGED_X ? 1 : STAGES - 1;  // x waits behind what is fetched before it
+constexpr int ALL_TILES = UNITS_OF_PARTS(TILE);
 
 const int lane = threadIdx.x % 32;
 const int warp = threadIdx.x / 32;
@@ -88,6 +88,22 @@ auto fetch = [&]() {
   end_of_copies();
 };
 
+// Behind weights, rows and factors of norms would come late.
+RowChunks<M, K, AT_ONCE, X> rows;
+FactorChunks<K, HAS_NORM_WEIGHT, AT_ONCE, TYPE_norm_weight> factor;
+#ifdef SUMMED
+RowChunks<M, K, AT_ONCE / 2, X> base;
+Chunks<1, K, chunks_at_once(K, M, AT_ONCE / 2), float> branch_factor;
+base.ask(stream, threadIdx.x);
+branch_factor.ask(branch_norm, threadIdx.x);
+const float branch_eps = branch_norm[K];
+#endif
+if constexpr (STAGED_X) {
+  rows.ask(x, threadIdx.x);
+  if constexpr (HAS_NORM_WEIGHT) { factor.ask(norm_weight, threadIdx.x); }
+}
+const float eps = NORM ? numbers[0] : 0.0f;
+
 UNROLL for (int stage = 0; stage < EARLY; stage++) { fetch(); }
 
 #ifdef ZEROS
@@ -95,17 +111,17 @@ if (blockIdx.x == 0 && threadIdx.x < ZEROS) { zeros[threadIdx.x] = 0; }
 #endif
 
 #ifdef SUMMED
-stage_sums<M, K, HAS_NORM_WEIGHT, AT_ONCE>(
-    staged_x, x, stream, branch_norm, norm_weight, numbers[0], sums, threadIdx.x,
-    [&](int at, const Pack<uint, 4>& words) {
+stage_sums<M, K, HAS_NORM_WEIGHT>(
+    staged_x, rows, base, branch_factor, factor, x, stream, branch_norm, branch_eps, norm_weight,
+    eps, sums, threadIdx.x, [&](int at, const Pack<uint, 4>& words) {
       if (blockIdx.x == 0) {
         store_pack<8>(summed + at, values_of<X>(words));
       }
     });
 #else
 if constexpr (STAGED_X) {
-  stage_rows<M, K, NORM, HAS_NORM_WEIGHT, AT_ONCE>(staged_x, x, norm_weight, numbers[0], sums,
-                                                   threadIdx.x);
+  stage_rows<M, K, NORM, HAS_NORM_WEIGHT>(staged_x, rows, factor, x, norm_weight, eps, sums,
+                                          threadIdx.x);
 }
 #endif
 
