@@ -14,7 +14,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from turbospark.kernels.gpu import target
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.target import GpuKernels
 from turbospark.loading.build import load_model
@@ -149,24 +148,6 @@ def test_a_step_takes_few_launches(name: str, rows: int, tmp_path: Path) -> None
     asked, launches = step(synthetic(tmp_path / "model", **values), rows)
     assert 0 < launches.pop("Depends") <= most, Counter(asked)
     assert launches.total() <= most_operations, launches
-
-
-@pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize("rows", [1, 5])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3_moe", "qwen3_5", "spark2_5"])
-def test_weights_brought_near_take_no_launches(
-    name: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = synthetic(tmp_path / "model", model_type=name)
-    plain = step(folder, rows)
-    monkeypatch.setattr(target, "reads_ahead", lambda: True)
-    asked, launches = step(folder, rows)
-    ahead = [kernel for kernel in asked if kernel.endswith("_ahead")]
-    idle = [kernel for kernel in asked if kernel.startswith(("rotated_", "delta_net"))]
-    assert ahead == idle != []
-    assert [kernel.removesuffix("_ahead") for kernel in asked] == plain[0]
-    assert launches == plain[1]
-    assert step(folder, rows, "weights_ahead") == plain
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from kernels.cases_delta_net import state_of
 from kernels.cases_gpu_attention import AttentionCase
 from kernels.cases_gpu_chain import CASES as CHAIN_CASES
 from kernels.cases_gpu_chain import ChainCase
@@ -19,13 +18,10 @@ from kernels.cases_gpu_int4_gemv import GemvCase
 from kernels.cases_gpu_int4_product import CASES, ProductCase
 from kernels.cases_gpu_latent import LatentCase
 from kernels.cases_gpu_rotated import CASES as ROTATED_CASES
-from kernels.cases_gpu_rotated import RotatedCase
 from kernels.cuda_source import compile_source, recording, write_headers
 from kernels.matrices import quantized, rows
 
-from turbospark.kernels.gpu.ahead import AHEAD_PIECE, Ahead
 from turbospark.kernels.gpu.argmax import argmax_rows
-from turbospark.kernels.gpu.delta_net import Beside, delta_net
 from turbospark.kernels.gpu.experts_scores import experts_scores, scores_of_sum
 from turbospark.kernels.gpu.experts_wide import mix_sorted
 from turbospark.kernels.gpu.int4_gemv import int4_gemv, vector_product
@@ -33,7 +29,6 @@ from turbospark.kernels.gpu.int4_mma import int4_mma
 from turbospark.kernels.gpu.int4_rows import int4_rows
 from turbospark.kernels.gpu.kernel import GpuTarget
 from turbospark.kernels.gpu.rms_norm import rms_norm
-from turbospark.kernels.gpu.rotated_attention import rotated_attention
 from turbospark.kernels.gpu.step_sums import StreamSum, factors_of
 from turbospark.kernels.gpu.streams import streams_mix, streams_norm
 from turbospark.kernels.target import DeltaGeometry
@@ -95,25 +90,6 @@ def delta(T: int, key_dim: int, *, keep: int = 0) -> Callable[[GpuTarget], objec
     return launch
 
 
-def near(kind: str, rows: int = 1) -> Callable[[GpuTarget], object]:
-    """Rows of a delta net or of attention that bring the next launch's weights near."""
-    ahead = Ahead(mx.zeros((64 + 3 * AHEAD_PIECE // 4,), mx.uint32), 64, 3 * AHEAD_PIECE)
-    if kind == "attention":
-        case = RotatedCase(rows, (32, 8), 128, 300, 256, sealed=256, dtype=BRAIN)
-        return lambda target: rotated_attention(
-            case.inputs(), case.step_rows(), case.layer(), target=target, ahead=ahead
-        )
-    case = DeltaCase(DeltaGeometry(16, 32, 128, 128, 4), rows, BRAIN, BRAIN, is_stacked=True)
-    return lambda target: delta_net(
-        case.inputs(),
-        state_of(case.heads),
-        case.heads,
-        case.weights(),
-        target=replace(target, name="cuda"),
-        beside=Beside(ahead=ahead),
-    )
-
-
 def experts(case: ExpertCase) -> Callable[[GpuTarget], object]:
     return lambda target: case.run(replace(target, name="cuda"))
 
@@ -148,8 +124,6 @@ LAUNCHES = {
     "rows of a block index": IndexCase(4, 128, 32, 4, 59, 58, BRAIN, is_stacked=True).run,
     "a delta net's row": delta(1, 128),
     "eight rows of a delta net, recorded and replayed": delta(8, 128, keep=3),
-    "a delta net's row, with weights ahead": near("delta net"),
-    "one query, with weights ahead": near("attention"),
     "wide heads of a delta net": delta(2, 256),
     "many rows of a delta net": delta(40, 128),
     "experts": experts(
@@ -251,19 +225,6 @@ def test_a_body_compiles_for_cuda_without_spills(launch: str, headers: Path) -> 
         is_bounded = "custom_kernel_rotated_tensor" in source and "RESIDENT" in source
         assert spills, report
         assert max(map(int, spills.groups())) <= SPILLED * is_bounded, report
-
-
-@pytest.mark.parametrize(("kind", "rows"), [("delta net", 1), ("attention", 8)])
-def test_working_threads_take_no_registers_for_weights_ahead(
-    kind: str, rows: int, headers: Path
-) -> None:
-    sources: list[str] = []
-    near(kind, rows)(recording(sources))
-    plain = sources[0].replace("#define AHEAD\n", "")
-    assert plain != sources[0]
-    reports = [compile_source(text, headers) for text in (sources[0], plain)]
-    counts = [re.findall(r"Used (\d+) registers", report) for report in reports]
-    assert counts[0] == counts[1] != []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import mlx.core as mx
 
 from turbospark.kernels.attention import attend_step_reference, gated_reference
 from turbospark.kernels.gpu import attention_decode, head_norm_rope
-from turbospark.kernels.gpu.ahead import Follower, LaunchOrder
 from turbospark.kernels.gpu.attention_prefill import attention_prefill
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.kernel import GpuTarget
@@ -69,22 +68,15 @@ def bind_attention(
     return run
 
 
-def bind_rotated(
-    layer: AttentionLayer, target: GpuTarget, order: LaunchOrder | None = None
-) -> RotateAttend | None:
+def bind_rotated(layer: AttentionLayer, target: GpuTarget) -> RotateAttend | None:
     """Norms, rotation, attention and gate of a layer, in one launch or two where a body serves.
 
     Where none does, and in prefill, it is one unit after the other; None for heads without bodies.
-
-    Args:
-        layer: of which.
-        target: where.
-        order: tells what a launch may bring near; None where none does.
     """
     if not (head_norm_rope.takes(layer.heads) and attention_decode.takes(layer.heads)):
         return None
     rotated = RotatedLayer.build(layer)
-    rotate, follower = bind_heads(rotated.unit, target), Follower()
+    rotate = bind_heads(rotated.unit, target)
 
     def run(
         q: mx.array,
@@ -94,12 +86,11 @@ def bind_rotated(
         cache: Any,
         phase: Phase,
     ) -> mx.array:
-        ahead = None if order is None else order.turn(follower)
         rows = cache.rows()
         if phase is Phase.DECODE and isinstance(rows, StepRows):
             inputs = HeadInputs(q, k, v, gate)
             if serves(inputs, rows, rotated, target):
-                y, tail = rotated_attention(inputs, rows, rotated, target=target, ahead=ahead)
+                y, tail = rotated_attention(inputs, rows, rotated, target=target)
                 if tail is not None:
                     cache.rebind(tail, q.shape[0])
                 return y

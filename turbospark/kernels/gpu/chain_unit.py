@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from turbospark.kernels.gpu.ahead import LaunchOrder
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.int4_chain import (
     COUNTERS,
@@ -31,8 +30,8 @@ class ChainUnits:
         zeros: what a layer's first launch writes for the chain to count in.
     """
 
-    def __init__(self, target: GpuTarget, enabled: frozenset[str], order: LaunchOrder) -> None:
-        self._target, self._enabled, self._order = target, enabled, order
+    def __init__(self, target: GpuTarget, enabled: frozenset[str]) -> None:
+        self._target, self._enabled = target, enabled
         self._verdicts: dict[tuple[object, ...], bool] = {}
         self.homes: dict[int, Bundle] = {}
         self.zeros = StepZeros()
@@ -69,7 +68,6 @@ class ChainUnits:
         self.zeros.are_wanted = True
 
         def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array | None:
-            self._order.reads(chain.bundle, chain.weights[0])
             zeros = self.zeros.take(residual)
             if zeros is None or phase is not Phase.DECODE or not is_faster(chain, x.shape[0]):
                 return None

@@ -5,19 +5,11 @@ Its references are in kernels/delta_net.py.
 
 import functools
 from dataclasses import replace
-from typing import NamedTuple
 
 import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.delta_net import DeltaRows, check_delta_weights
-from turbospark.kernels.gpu.ahead import (
-    MOST_BLOCKS,
-    Ahead,
-    Follower,
-    LaunchOrder,
-    bringing_near,
-)
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.delta_scan import (
     HELPERS,
@@ -67,18 +59,6 @@ _SHARED_BYTES = 32 << 10  # of a threadgroup on Apple GPUs
 _MOST_QUADS = 8  # of a lane: its part of a value row lies in registers
 
 
-class Beside(NamedTuple):
-    """What a launch is given besides its inputs.
-
-    Attributes:
-        bundle: where the layer's weights lie side by side, if they do.
-        ahead: what the launch of a few rows brings near, if the target has the cache for it.
-    """
-
-    bundle: Bundle | None = None
-    ahead: Ahead | None = None
-
-
 def takes(heads: DeltaGeometry, weights: DeltaWeights) -> bool:
     """Whether the bodies serve such a layer."""
     return (
@@ -105,7 +85,7 @@ def delta_net(
     record: bool = False,
     target: GpuTarget,
     scan: ScanGeometry | None = None,
-    beside: Beside | None = None,
+    bundle: Bundle | None = None,
 ) -> tuple[mx.array, DeltaState, DeltaRows | None]:
     """Fold T rows into the state of a delta-net layer.
 
@@ -120,7 +100,7 @@ def delta_net(
         record: whether the row inputs are returned.
         target: where.
         scan: by default `scan_geometry`'s.
-        beside: by default nothing.
+        bundle: where the layer's weights lie side by side, if they do.
 
     Returns:
         [T, Hv * Dv] in the dtype of the projections, the new state, the row inputs if asked for.
@@ -130,7 +110,7 @@ def delta_net(
     """
     _check(inputs, state, heads, weights)
     if inputs.qkv.shape[0] <= rows_at_once(heads):
-        return _in_one_launch(inputs, state, heads, weights, record, target, beside or Beside())
+        return _in_one_launch(inputs, state, heads, weights, record, target, bundle)
     tail, S = state
     q, k, v, decay, beta, new_tail = delta_filter(inputs, tail, heads, weights, target)
     cut = scan or scan_geometry(target.name, heads)
@@ -147,7 +127,7 @@ def _in_one_launch(
     weights: DeltaWeights,
     record: bool,
     target: GpuTarget,
-    beside: Beside,
+    bundle: Bundle | None,
 ) -> tuple[mx.array, DeltaState, DeltaRows | None]:
     (tail, S), qkv = state, inputs.qkv
     T, Hv = qkv.shape[0], heads.num_value_heads
@@ -157,10 +137,7 @@ def _in_one_launch(
     held = max(1, min(sets, (64 if target.name == "cuda" else 32) // (4 * quads)))
     ahead = 3 * heads.taps * -(-max(Dk, Dv) // 32)  # of what a lane filters a row's head from
     early = (144 if target.name == "cuda" else 48) // ahead
-    near = beside.ahead if target.own == "cuda" and Hv <= MOST_BLOCKS else None
-    blocks = 0 if near is None else near.layers(1)
-    kernel = RECORD if record else STEP
-    made = (kernel if near is None else bringing_near(kernel))(
+    made = (RECORD if record else STEP)(
         target,
         [
             inputs.z,
@@ -168,10 +145,8 @@ def _in_one_launch(
             _norm_weight(weights),
             constant(weights.norm.eps),
             *projected(inputs, tail, weights),
-            *([] if near is None else [near.words]),
         ],
         template=sizes_of(heads)
-        | ({} if near is None else near.template(blocks))
         | {
             "T": qkv.dtype,
             "M": T,
@@ -183,7 +158,7 @@ def _in_one_launch(
             "SILU": weights.gate == "silu",
             "SIMDGROUPS": SIMDGROUPS,
         },
-        grid=((Hv + blocks) * 32 * SIMDGROUPS, 1, 1),
+        grid=(Hv * 32 * SIMDGROUPS, 1, 1),
         threadgroup=(32 * SIMDGROUPS, 1, 1),
         outputs=[
             ((T, Hv * Dv), qkv.dtype),
@@ -191,7 +166,7 @@ def _in_one_launch(
             (tail.shape, mx.float32),
             *(recorded(T, heads) if record else []),
         ],
-        bundle=beside.bundle,
+        bundle=bundle,
     )
     y, new_S, new_tail = made[:3]
     rows = None
@@ -224,30 +199,19 @@ def _check(
 
 
 def bind_delta_net(
-    heads: DeltaGeometry,
-    weights: DeltaWeights,
-    target: GpuTarget,
-    order: LaunchOrder | None = None,
+    heads: DeltaGeometry, weights: DeltaWeights, target: GpuTarget
 ) -> DeltaNet | None:
-    """The unit of a layer, or None where no body serves it.
-
-    Args:
-        heads, weights: of the layer.
-        target: where.
-        order: tells what a launch may bring near; None where none does.
-    """
+    """The unit of a layer, or None where no body serves it."""
     if not takes(heads, weights) or not _runs(heads, target):
         return None
     whole = replace(weights, conv=mx.contiguous(weights.conv))
     fixed = [whole.conv, whole.log_rate, whole.dt_bias, _norm_weight(whole)]
-    bundle, follower = Bundle.of([], [*fixed, constant(whole.norm.eps)]), Follower()
+    bundle = Bundle.of([], [*fixed, constant(whole.norm.eps)])
 
     def run(
         inputs: DeltaInputs, state: DeltaState, phase: Phase, record: bool
     ) -> tuple[mx.array, DeltaState, RowInputs | None]:
-        ahead = None if order is None else order.turn(follower)
-        beside = Beside(bundle, ahead if phase is Phase.DECODE else None)
-        return delta_net(inputs, state, heads, whole, record=record, target=target, beside=beside)
+        return delta_net(inputs, state, heads, whole, record=record, target=target, bundle=bundle)
 
     return run
 

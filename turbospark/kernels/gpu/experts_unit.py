@@ -6,7 +6,6 @@ from typing import TypedDict
 
 import mlx.core as mx
 
-from turbospark.kernels.gpu.ahead import LaunchOrder
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.experts import experts_route, layouts, takes, takes_groups
 from turbospark.kernels.gpu.experts_close import closing_numbers, experts_close
@@ -59,8 +58,6 @@ class ExpertUnits:
         dense: whether many rows may be multiplied by dequantized matrices.
         sums: of the stream, which a layer of few rows forms as it ranks experts; None where
             nothing leaves any.
-        order: in which weights are read; those of experts are chosen late, so that nobody brings
-            them near.
     """
 
     def __init__(
@@ -70,10 +67,8 @@ class ExpertUnits:
         *,
         dense: bool = False,
         sums: StepSums | None = None,
-        order: LaunchOrder | None = None,
     ) -> None:
         self._target, self._normed, self._sums = target, normed, sums
-        self._order = order or LaunchOrder()
         self._is_dense = dense and target.name == "cuda"
         self._verdicts: dict[tuple[object, ...], bool] = {}
 
@@ -94,7 +89,6 @@ class ExpertUnits:
             return self._serves(_key(norm, experts), experts, lambda: few(rows, zeros))
 
         def run(h: mx.array, scores: mx.array, shared: SharedRows | None, phase: Phase) -> mx.array:
-            self._order.reads()
             if phase is Phase.DECODE and h.shape[0] <= MAX_ROWS and serves():
                 out = few(h, scores)
             else:
@@ -136,7 +130,6 @@ class ExpertUnits:
             return None
 
         def run(h: mx.array, residual: bool, phase: Phase) -> mx.array | None:
-            self._order.reads()
             is_few = phase is Phase.DECODE and h.shape[0] <= MAX_ROWS and h.dtype in FLOATS
             is_open = residual or block.close_norm is None
             return few(h, residual) if is_few and is_open else None

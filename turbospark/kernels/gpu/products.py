@@ -7,7 +7,6 @@ from dataclasses import replace
 import mlx.core as mx
 
 from turbospark.kernels.gpu import dense_prefill, int4_mma, rms_norm
-from turbospark.kernels.gpu.ahead import LaunchOrder
 from turbospark.kernels.gpu.chain_unit import ChainUnits
 from turbospark.kernels.gpu.experts_scores import experts_scores, takes_router
 from turbospark.kernels.gpu.int4_chain import COUNTERS
@@ -45,7 +44,6 @@ class Products:
     Attributes:
         chains: the units that take in several products.
         sums: of the stream and normed branches, which products may form as they read them.
-        order: in which they and chains read weights.
     """
 
     def __init__(self, target: GpuTarget, enabled: frozenset[str]) -> None:
@@ -54,8 +52,7 @@ class Products:
             name for name, own in _OWNERS.items() if name in enabled and own in ("", target.own)
         ]
         self._verdicts: dict[tuple[object, ...], bool] = {}
-        self.order = LaunchOrder()
-        self.chains = ChainUnits(target, enabled, self.order)
+        self.chains = ChainUnits(target, enabled)
         self.sums = StepSums()
 
     def has_body(self, weights: Sequence[Weight], *norms: Norm | None) -> bool:
@@ -154,7 +151,6 @@ class Products:
             self._body(product, x, self._zeros_of(form, norm))
 
         def run(x: mx.array, added: mx.array | None, phase: Phase) -> list[mx.array] | None:
-            self.order.reads(product.bundle, product.weights[0])
             if phase is not Phase.DECODE or x.shape[0] > MAX_ROWS:
                 return None
             if added is not None and added.dtype != x.dtype:
@@ -211,7 +207,6 @@ class Products:
         few = self.scores(None, weight, bias, dtype)
 
         def run(x: mx.array, phase: Phase) -> mx.array:
-            self.order.reads()
             made = None if body is None else body(x, None, phase)
             if made is not None:
                 return made[0]

@@ -14,7 +14,6 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.gpu import attention_decode, head_norm_rope, trial
 from turbospark.kernels.gpu import attention_geometry as geometry
-from turbospark.kernels.gpu.ahead import MOST_BLOCKS, Ahead, bringing_near
 from turbospark.kernels.gpu.bundle import Bundle
 from turbospark.kernels.gpu.head_norm_rope import HeadUnit
 from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
@@ -80,12 +79,7 @@ class RotatedLayer:
 
 
 def rotated_attention(
-    inputs: HeadInputs,
-    rows: StepRows,
-    rotated: RotatedLayer,
-    *,
-    target: GpuTarget,
-    ahead: Ahead | None = None,
+    inputs: HeadInputs, rows: StepRows, rotated: RotatedLayer, *, target: GpuTarget
 ) -> tuple[mx.array, RowBlock | None]:
     """Norm and rotate a step's heads, write its rows behind the tail's, attend to all of them.
 
@@ -94,7 +88,6 @@ def rotated_attention(
         rows: what the step reads; the tail has room for T rows more.
         rotated: the layer.
         target: where.
-        ahead: what the first launch brings near, if it is on tensor cores and of few threadgroups.
 
     Returns:
         [T, Hq * D] in the dtype of `q`, and the new tail, None without k and v.
@@ -113,24 +106,16 @@ def rotated_attention(
         )
     step = attention_decode.plan(heads, T, dtype, rows, rotated.layer.window, target=target)
     copies = -(-(rows.tail.k.shape[1] - T) // (_COPY_ROWS * step.tiles)) if writes else 0
-    width, layers = heads.num_kv_heads * step.tiles, 0
     is_whole = step.splits == 1
     given = inputs if is_whole else replace(inputs, gate=None)
     y_shape = (T, heads.num_heads * heads.head_dim) if is_whole else step.parts_shape
     y_dtype = dtype if is_whole else mx.float32
-    kernel = kernel_of(step.kernel, writes=writes, gated=given.gate is not None)
-    arrays, bringing = _arrays(given, rows, rotated), dict[str, int]()
-    if ahead is not None and step.kernel.only == "cuda" and width * step.splits <= MOST_BLOCKS:
-        kernel, layers = bringing_near(kernel), ahead.layers(width)
-        arrays = [*arrays, ahead.words]
-        bringing = ahead.template(layers * width) | {"AHEAD_LAYERS": layers}
-    y, *new_tail = kernel(
+    y, *new_tail = kernel_of(step.kernel, writes=writes, gated=given.gate is not None)(
         target,
-        arrays,
+        _arrays(given, rows, rotated),
         template={
             **step.template,
             **head_norm_rope.rotation_template(q, unit),
-            **bringing,
             "T": dtype,
             "KV": rows.tail.k.dtype,
             "COPIES": copies,
@@ -141,7 +126,7 @@ def rotated_attention(
             "GATE_STEP": attention_decode.gate_step(gate, T, heads),
             "Y": y_dtype,
         },
-        grid=(step.threads, width, step.splits + copies + layers),
+        grid=(step.threads, heads.num_kv_heads * step.tiles, step.splits + copies),
         threadgroup=(step.threads, 1, 1),
         outputs=[
             (y_shape, y_dtype),

@@ -8,7 +8,6 @@ import mlx.core as mx
 from turbospark.errors import OptionError
 from turbospark.kernels.block_sparse import IndexGeometry
 from turbospark.kernels.gpu import head_norm_rope, latent, product_units
-from turbospark.kernels.gpu.ahead import reads_ahead
 from turbospark.kernels.gpu.attention_units import bind_attention, bind_heads, bind_rotated
 from turbospark.kernels.gpu.delta_net import bind_delta_net
 from turbospark.kernels.gpu.experts_unit import ExpertUnits
@@ -75,10 +74,8 @@ BODIES = (
     "routed_experts",
     "streams",
     "index_rows",
-    "weights_ahead",
 )
-"""What a policy may switch off: bodies, fused forms of products, the dense wide product, and what
-launches bring near for the next one."""
+"""What a policy may switch off: bodies, fused forms of products, and the dense wide product."""
 
 
 class GpuKernels(KernelSet):
@@ -107,10 +104,7 @@ class GpuKernels(KernelSet):
             self._products.normed,
             dense="dense_prefill" in self._enabled,
             sums=self._products.sums if self._products.leaves_sums else None,
-            order=self._products.order,
         )
-        is_ahead = "weights_ahead" in self._enabled and target.own == "cuda" and reads_ahead()
-        self._order = self._products.order if is_ahead else None
 
     def describe(self) -> str:
         """One line for humans: target and bodies."""
@@ -154,7 +148,7 @@ class GpuKernels(KernelSet):
         """Convolution, norms of the heads, delta rule, gated norm of T rows of one layer."""
         if "delta_net" not in self._enabled:
             return None
-        return bind_delta_net(heads, weights, self._target, self._order)
+        return bind_delta_net(heads, weights, self._target)
 
     def mix_streams(self, weights: StreamWeights) -> MixStreams | None:
         """Shares of what a block said into the streams, and a mixture of them."""
@@ -253,4 +247,4 @@ class GpuKernels(KernelSet):
         needed = {"head_norm_rope", "attention_decode", "rotated_attention"}
         if not needed <= set(self._enabled):
             return None
-        return bind_rotated(layer, self._target, self._order)
+        return bind_rotated(layer, self._target)

@@ -4,8 +4,7 @@
 // A value row of the state is dealt to LANES lanes, QUADS times four values each; a SIMD-group has
 // HELD times 32 / LANES of them in registers for all M rows, and takes TURNS turns. numbers: eps.
 // What lies in memory cold is asked for early: first small arrays, all at once, then the state.
-// M is at most SIMDGROUPS. With AHEAD, threadgroups behind the last head bring the next launch's
-// weights near.
+// M is at most SIMDGROUPS.
 WIDE_SHARED float made[M * (2 * DK + DV)];
 SHARED float read[M * DV];
 SHARED float gates[2 * M];
@@ -13,9 +12,6 @@ const int thread_index = static_cast<int>(thread_position_in_threadgroup.x);
 const int lane = static_cast<int>(thread_index_in_simdgroup);
 const int simdgroup = static_cast<int>(simdgroup_index_in_threadgroup);
 const int head = static_cast<int>(threadgroup_position_in_grid.x);
-#ifdef AHEAD
-BRING_NEAR(ahead, head - HV, thread_index, 32 * SIMDGROUPS)
-#endif
 const int key_head = head / (HV / HK);
 const bool is_first = head % (HV / HK) == 0;
 const int within = lane % LANES;

@@ -86,15 +86,6 @@ FUNC float small_to_float(uint value) {
   return __uint_as_float(value | 0x4b000000u) - 8388608.0f;
 }
 
-// Has bytes brought into the second-level cache in the background; no register waits for them. Where
-// they begin and how many they are: multiples of 16.
-FUNC void fetch_bytes(const void* p, uint bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
-               :: "l"(__cvta_generic_to_global(p)), "r"(bytes));
-#endif
-}
-
 // Whether a pointer may be read as a vector of so many bytes.
 #define VECTOR_ALIGNED(pointer, bytes) ((reinterpret_cast<size_t>(pointer) & ((bytes)-1)) == 0)
 

@@ -232,7 +232,10 @@ FUNC float dot_of(Floats<N> a, Floats<N> b) {
 // Has N numbers of 32 bits, a multiple of four, brought closer; no register waits for them.
 template <int N>
 FUNC void fetch_ahead(const GLOBAL float* p) {
-  fetch_bytes(p, 4 * N);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;"
+               :: "l"(__cvta_generic_to_global(p)), "r"(4 * N));
+#endif
 }
 
 template <int LANES, int N>

@@ -11,9 +11,6 @@
 // value as a float, for value < 65536
 FUNC float small_to_float(uint value) { return static_cast<float>(value); }
 
-// Has bytes brought closer, on targets that can.
-FUNC void fetch_bytes(const GLOBAL void*, uint) {}
-
 // The bits of a float as a number, and back.
 FUNC int float_bits(float value) { return as_type<int>(value); }
 FUNC float float_of(int bits) { return as_type<float>(bits); }

@@ -8,8 +8,6 @@
 //
 // With IS_AHEAD, registers that a step is done with take the next one's numbers at once: keys behind
 // the scores, values behind their products, so that memory waits for neither products nor barriers.
-//
-// With AHEAD, AHEAD_LAYERS of the grid, the last, bring the next launch's weights near.
 constexpr int KEYS = WARPS * 8 * KEY_TILES;
 constexpr int DIM_GROUPS = D / DIMS;
 constexpr int KEY_GROUPS = WARPS / DIM_GROUPS;
@@ -52,15 +50,7 @@ if (K_NORM == 2 && 32 * thread_index < D) { fetch_line(k_weight + 32 * thread_in
 const int kv_head = static_cast<int>(threadgroup_position_in_grid.y) / TILES;
 const int first_query = static_cast<int>(threadgroup_position_in_grid.y) % TILES * ROWS;
 const int depth = static_cast<int>(threadgroup_position_in_grid.z);
-#ifdef AHEAD
-const int splits = static_cast<int>(threadgroups_per_grid.z) - COPIES - AHEAD_LAYERS;
-const int layer = static_cast<int>(threadgroup_position_in_grid.z) - splits - COPIES;
-const int width = static_cast<int>(threadgroups_per_grid.y);
-BRING_NEAR(ahead, layer * width + static_cast<int>(threadgroup_position_in_grid.y), thread_index,
-           32 * WARPS)
-#else
 const int splits = static_cast<int>(threadgroups_per_grid.z) - COPIES;
-#endif
 const int split = metal::max(splits - 1 - depth, 0);
 const int boundary = lengths[0];
 const int start = lengths[1];
