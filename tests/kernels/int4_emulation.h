@@ -44,9 +44,6 @@ METAL_FUNC void copy_async(uint to, const device void* from) { emu_push(to, from
 template <int BYTES>
 METAL_FUNC void copy_async_cached(uint to, const device void* from) { emu_push(to, from, BYTES); }
 
-template <typename T>
-METAL_FUNC void fetch_lines(const T*, int, int) {}
-
 EMU_UNCHECKED inline void end_of_copies() {
   emu_copies& own = emu_pending[threadIdx.x];
   if (own.sets == 64) { __builtin_trap(); }

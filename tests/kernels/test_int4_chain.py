@@ -156,12 +156,9 @@ def test_other_layers_have_no_chain() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "wins"),
-    [((2048, 2048, 8192), (True, True)), ((4096, 2560, 9216), (True, False)),
-     ((4096, 4096, 14336), (False, False))],
-)  # fmt: skip
-def test_large_weights_are_left_to_three_launches(
-    sizes: tuple[int, int, int], wins: tuple[bool, bool]
-) -> None:
+    [((2048, 2048, 8192), True), ((4096, 2560, 9216), False), ((4096, 4096, 14336), False)],
+)
+def test_large_weights_are_left_to_three_launches(sizes: tuple[int, int, int], wins: bool) -> None:
     K, C, inner = sizes
     weights: list[QuantizedWeight] = []
     for N, width in ((C, K), (inner, C), (inner, C), (C, inner)):
@@ -169,4 +166,4 @@ def test_large_weights_are_left_to_three_launches(
         codes = mx.zeros((N, width // 8), mx.uint32)
         weights.append(QuantizedWeight(codes, scales, scales, 4, 64))
     chain = Int4Chain(tuple(weights), (None,) * 4, Norm(None, 1e-6), "silu")
-    assert (is_faster(chain, 1), is_faster(chain, 4)) == wins
+    assert is_faster(chain) == wins

@@ -55,7 +55,7 @@ class ChainUnits:
         needed = {"int4_chain", "int4_mma", "fused_projections"}
         if chain is None or self._target.own != "cuda" or not needed <= self._enabled:
             return None
-        if not is_faster(chain, 1):
+        if not is_faster(chain):
             return None
         if not any(id(w.codes) in self.homes for w in chain.weights):
             bundle = chain.bundled()
@@ -69,7 +69,7 @@ class ChainUnits:
 
         def run(x: mx.array, residual: mx.array, phase: Phase) -> mx.array | None:
             zeros = self.zeros.take(residual)
-            if zeros is None or phase is not Phase.DECODE or not is_faster(chain, x.shape[0]):
+            if zeros is None or phase is not Phase.DECODE:
                 return None
             if not self._serves(chain, x, residual):
                 return None

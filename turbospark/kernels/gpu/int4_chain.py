@@ -22,7 +22,7 @@ COUNTERS = 128
 """Zeros that a launch needs; see the body for their places."""
 
 _WARPS, _STEP = 8, 4
-_MOST_BYTES, _MOST_BYTES_OF_ROWS = 64 << 20, 40 << 20
+_MOST_BYTES = 40 << 20
 _HALVES = (mx.float16, mx.bfloat16)
 _ARRAYS = ("codes", "scales", "biases", "bias")
 KERNEL = Kernel(
@@ -199,14 +199,14 @@ def int4_chain_reference(chain: Int4Chain, x: mx.array, residual: mx.array) -> m
     return (h + normed(project(inner, 3), last)).astype(x.dtype)
 
 
-def is_faster(chain: Int4Chain, rows: int) -> bool:
-    """Whether one launch beats three: it saves the host two, and reads large weights less fast.
+def is_faster(chain: Int4Chain) -> bool:
+    """Whether one launch beats three: it saves the host two, and reads weights less fast.
 
-    Measured on an H200, whole models at context 16, one launch against three: 31 MB a layer 0.80
-    and 0.85 ms (4 rows: 0.92 and 1.01), 46 MB 2.03 and 2.09 ms (4 rows: 2.80 and 2.52), 109 MB 2.39
-    and 2.32 ms.
+    Measured on an H200, whole models at context 16, one launch against three, in one process: 31 MB
+    a layer 1.32 and 1.45 ms beside a slow processor, which such a small model waits for (the GPU
+    alone would take 0.66 and 0.56); 46 MB 1.95 and 1.80 ms.
     """
-    return chain.nbytes <= (_MOST_BYTES if rows == 1 else _MOST_BYTES_OF_ROWS)
+    return chain.nbytes <= _MOST_BYTES
 
 
 def takes_rows(chain: Int4Chain, x: mx.array, residual: mx.array) -> bool:

@@ -178,7 +178,8 @@ def _cuts(product: Int4Product, rows: int) -> Sequence[tuple[int, int, bool, int
     From sweeps on an H200 over the products of models of 4 to 30 billion parameters.
     """
     if product.parts < len(product.weights):
-        return _PAIR if product.inner <= _SHORT_INNER else ((2, 2, True, 1), *_PAIR)
+        is_one = product.inner <= _SHORT_INNER and product.widths[0] > _FEW_PAIRS
+        return _PAIR if is_one else ((2, 2, True, 1), *_PAIR)
     if product.norm is None:
         return _PLAIN if rows <= _FEW_ROWS else _PLAIN_ROWS
     cuts = _NORMED if rows <= _FEW_ROWS else _NORMED_ROWS
@@ -186,6 +187,7 @@ def _cuts(product: Int4Product, rows: int) -> Sequence[tuple[int, int, bool, int
 
 
 _SHORT_INNER = 4096
+_FEW_PAIRS = 5 * 16 * MULTIPROCESSORS
 _MANY_COLUMNS = 1 << 16
 _PAIR = ((1, 3, True, 1), (1, 2, True, 1), (1, 6, False, 1), (1, 4, False, 1))
 _NORMED = ((3, 3, True, 1), (2, 3, True, 1), (1, 3, True, 1), (1, 2, True, 1))

@@ -14,15 +14,6 @@ FUNC void copy_async_cached(uint to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(BYTES));
 }
 
-// Brings numbers near that threads of a block want soon; 256 of them take part.
-template <typename T>
-FUNC void fetch_lines(const T* p, int count, int index) {
-  constexpr int LINE = 64 / static_cast<int>(sizeof(T));
-  for (int at = index * LINE; at < count; at += 256 * LINE) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p + at));
-  }
-}
-
 FUNC void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the newest PENDING sets of copies of this thread have arrived.

@@ -182,14 +182,11 @@ FUNC constexpr int chunks_at_once(int K, int M, int most) {
 // A thread's chunks `first`, `first` + 256, ... of M rows of K values, COUNT of them at most. What
 // is asked for early is on its way until `take`: so nothing may happen to it in between, not even
 // a choice between two ways to load it. Unaligned rows are loaded when they are taken.
-template <int M, int K, int COUNT, typename T, bool ARE_ALIGNED = false>
+template <int M, int K, int COUNT, typename T>
 struct Chunks {
-  static constexpr int count = COUNT;
   Pack<T, 8> chunk[COUNT][M];
 
-  FUNC static bool is_aligned(const GLOBAL T* x) {
-    return ARE_ALIGNED || VECTOR_ALIGNED(x, sizeof(Pack<T, 8>));
-  }
+  FUNC static bool is_aligned(const GLOBAL T* x) { return VECTOR_ALIGNED(x, sizeof(Pack<T, 8>)); }
 
   FUNC void ask(const GLOBAL T* x, int first) {
     if (is_aligned(x)) {
@@ -276,12 +273,19 @@ FUNC void norm_rows(uint to, const float (&squares)[M], Chunks<1, K, COUNT, W>& 
   scale_rows<X, M, K, HAS_NORM_WEIGHT>(to, inverse, factor, norm_weight, index);
 }
 
+// How eight values lie in shared memory.
+struct Ordered {
+  FUNC Pack<uint, 4> operator()(const Pack<uint, 4>& words) const { return in_code_order(words); }
+};
+struct InPlace {
+  FUNC Pack<uint, 4> operator()(const Pack<uint, 4>& words) const { return words; }
+};
+
 // Puts M rows of x, of which `rows` has the thread's first chunks, in shared memory, in the order
 // that `arrange` gives eight values; `squares` are this thread's part, as so arranged.
-template <int M, int K, bool HAS_SQUARES, typename Rows, typename X, typename Arrange>
-FUNC void stage_chunks(uint to, Rows& rows, const GLOBAL X* x, float (&squares)[M],
-                       int index, Arrange arrange) {
-  constexpr int COUNT = Rows::count;
+template <int M, int K, bool HAS_SQUARES, int COUNT, typename X, typename Arrange>
+FUNC void stage_chunks(uint to, Chunks<M, K, COUNT, X>& rows, const GLOBAL X* x,
+                       float (&squares)[M], int index, Arrange arrange) {
   UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
   rows.take(x, index);
   for (int first = index; first < K / 8; first += 256 * COUNT) {
@@ -301,14 +305,13 @@ FUNC void stage_chunks(uint to, Rows& rows, const GLOBAL X* x, float (&squares)[
 
 // Puts M rows of x in shared memory, normed if NORM, after `rows` and `factor` were asked for; 256
 // threads take part. `sums` has room for 8 * M floats. Ends with a barrier.
-template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, typename Rows, int FACTORS, typename X,
+template <int M, int K, bool NORM, bool HAS_NORM_WEIGHT, int COUNT, int FACTORS, typename X,
           typename W>
-FUNC void stage_rows(uint to, Rows& rows, Chunks<1, K, FACTORS, W>& factor, const GLOBAL X* x,
-                     const GLOBAL W* norm_weight, float eps, SHARED_PTR float* sums, int index) {
+FUNC void stage_rows(uint to, Chunks<M, K, COUNT, X>& rows, Chunks<1, K, FACTORS, W>& factor,
+                     const GLOBAL X* x, const GLOBAL W* norm_weight, float eps,
+                     SHARED_PTR float* sums, int index) {
   float squares[M];
-  stage_chunks<M, K, NORM>(to, rows, x, squares, index, [](const Pack<uint, 4>& words) {
-    return in_code_order(words);
-  });
+  stage_chunks<M, K, NORM>(to, rows, x, squares, index, Ordered{});
   if constexpr (NORM) {
     norm_rows<X, M, K, HAS_NORM_WEIGHT>(to, squares, factor, norm_weight, eps, sums, index);
   } else {
@@ -368,9 +371,9 @@ FUNC void add_normed_rows(const GLOBAL X* x, const GLOBAL X* residual, const GLO
 // `branch_factor` were asked for too, of the stream and of branch_norm: K factors, then eps. The
 // sums are given to `take` too, eight at a time, with the place of the first. The bits are those of
 // rms_norm and of `stage_rows` behind it.
-template <int M, int K, bool HAS_NORM_WEIGHT, typename Rows, int PARTS_COUNT, int BRANCH,
+template <int M, int K, bool HAS_NORM_WEIGHT, int COUNT, int PARTS_COUNT, int BRANCH,
           int FACTORS, typename X, typename W, typename Take>
-FUNC void stage_sums(uint to, Rows& rows, Chunks<M, K, PARTS_COUNT, X>& base,
+FUNC void stage_sums(uint to, Chunks<M, K, COUNT, X>& rows, Chunks<M, K, PARTS_COUNT, X>& base,
                      Chunks<1, K, BRANCH, float>& branch_factor,
                      Chunks<1, K, FACTORS, W>& factor, const GLOBAL X* branch,
                      const GLOBAL X* stream, const GLOBAL float* branch_norm, float branch_eps,
@@ -378,8 +381,7 @@ FUNC void stage_sums(uint to, Rows& rows, Chunks<M, K, PARTS_COUNT, X>& base,
                      Take take) {
   static_assert(PARTS_COUNT == BRANCH, "of each chunk its factors");
   float squares[M];
-  stage_chunks<M, K, true>(to, rows, branch, squares, index,
-                           [](const Pack<uint, 4>& words) { return words; });
+  stage_chunks<M, K, true>(to, rows, branch, squares, index, InPlace{});
   float inverse[M];
   inverse_means<M>(inverse, squares, K, branch_eps, sums, index);
   UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }

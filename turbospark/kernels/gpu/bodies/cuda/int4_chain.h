@@ -24,7 +24,6 @@ constexpr int END2 = END1 + C / (16 * TALL);
 constexpr int END3 = END2 + (POST_NORMS ? M : 0);
 constexpr int LAST = POST_NORMS ? 3 : 2;
 constexpr int DONE = 4;
-constexpr int AT_ONCE = 1;  // chunks of x that a thread has under way
 constexpr int LINE = 32;  // counters lie apart: numbers taken, then tiles made of each phase
 
 const int index = static_cast<int>(thread_index_in_threadgroup);
@@ -247,10 +246,21 @@ auto make_tile = [&](auto number) {
   }
 };
 
+auto stage_plain = [&](auto width, const GLOBAL X* from, float (&squares)[M]) {
+  constexpr int WIDTH = decltype(width)::value;
+  UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
+  for (int chunk = index; chunk < WIDTH / 8; chunk += 256) {
+    UNROLL for (int m = 0; m < M; m++) {
+      const auto words = in_code_order(load_eight(from + m * WIDTH + chunk * 8));
+      squares[m] = add_squares<X>(squares[m], words);
+      store_shared(staged_x + place_of_chunk(chunk) + m * row_bytes(WIDTH), words);
+    }
+  }
+};
+
 auto stage_stream = [&]() {
-  FactorChunks<C, HAS_NORM_WEIGHT, AT_ONCE, TYPE_norm_weight> factor;
+  float squares[M];
   if constexpr (POST_NORMS) {
-    float squares[M];
     UNROLL for (int m = 0; m < M; m++) { squares[m] = 0.0f; }
     add_normed_rows<M, C>(
         unnormed, residual, first_norm, numbers[1], sums, index,
@@ -260,23 +270,13 @@ auto stage_stream = [&]() {
           squares[m] = add_squares<X>(squares[m], ordered);
           store_shared(staged_x + place_of_chunk(chunk) + m * row_bytes(C), ordered);
         });
-    if constexpr (HAS_NORM_WEIGHT) { factor.ask(norm_weight, index); }
-    norm_rows<X, M, C, HAS_NORM_WEIGHT>(staged_x, squares, factor, norm_weight, numbers[0], sums,
-                                        index);
   } else {
-    Chunks<M, C, chunks_at_once(C, M, AT_ONCE), X, true> rows;
-    rows.ask(hidden, index);
-    if constexpr (HAS_NORM_WEIGHT) { factor.ask(norm_weight, index); }
-    stage_rows<M, C, true, HAS_NORM_WEIGHT>(staged_x, rows, factor, hidden, norm_weight,
-                                            numbers[0], sums, index);
+    stage_plain(Number<C>{}, hidden, squares);
   }
-};
-
-auto stage_plain = [&](auto& rows, auto width, const GLOBAL X* from) {
-  constexpr int WIDTH = decltype(width)::value;
-  Chunks<1, WIDTH, 1, X> no_factor;
-  rows.ask(from, index);
-  stage_rows<M, WIDTH, false, false>(staged_x, rows, no_factor, from, from, 0.0f, sums, index);
+  Chunks<1, C, 1, TYPE_norm_weight> factor;
+  if constexpr (HAS_NORM_WEIGHT) { factor.ask(norm_weight, index); }
+  norm_rows<X, M, C, HAS_NORM_WEIGHT>(staged_x, squares, factor, norm_weight, numbers[0], sums,
+                                      index);
 };
 
 auto close_row = [&]() {
@@ -300,11 +300,6 @@ if (index == 0) {
 }
 threadgroup_barrier(mem_flags::mem_threadgroup);
 tile = peek(queue);
-fetch_lines(norm_weight, HAS_NORM_WEIGHT ? C : 0, index);
-if constexpr (POST_NORMS) {
-  fetch_lines(first_norm, C, index);
-  fetch_lines(last_norm, C, index);
-}
 aim(tile);
 refill();
 
@@ -324,18 +319,15 @@ while (true) {
     made = 0;
     if (phase == DONE) { break; }
     threadgroup_barrier(mem_flags::mem_threadgroup);
+    float squares[M];
     if (phase == 0) {
-      if constexpr (STAGED_X) {
-        RowChunks<M, K, AT_ONCE, X> rows;
-        stage_plain(rows, Number<K>{}, x);
-      }
+      if constexpr (STAGED_X) { stage_plain(Number<K>{}, x, squares); }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     } else if (phase == 1) {
       stage_stream();
     } else if (phase == 2) {
-      if constexpr (STAGED_INNER) {
-        Chunks<M, I, chunks_at_once(I, M, AT_ONCE), X, true> rows;
-        stage_plain(rows, Number<I>{}, inner);
-      }
+      if constexpr (STAGED_INNER) { stage_plain(Number<I>{}, inner, squares); }
+      threadgroup_barrier(mem_flags::mem_threadgroup);
     }
   }
   if (phase == 0) {
