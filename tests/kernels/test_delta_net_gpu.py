@@ -1,12 +1,15 @@
 """The delta net on GPUs against float64; passes of any size are one computation."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from kernels.cases_delta_net import some_rows, state_of
 from kernels.cases_gpu import BACKWARDS, EMULATION, TARGETS, mutated, resolve
 from kernels.cases_gpu_delta import BOUNDS, CASES, DeltaCase
+from kernels.placed import placed
 from metal_emu import MetalRunError, require_emulator
 
 from turbospark.errors import ShapeError
@@ -89,6 +92,48 @@ def test_no_state_is_written_into(target: str) -> None:
     y, after, _ = delta_net(case.inputs(), state, case.heads, case.weights(), target=_gpu(target))
     mx.eval(y, after)
     assert all(map(mx.array_equal, state, before))
+
+
+VECTORS = "#define VECTOR_ALIGNED(p, bytes) (reinterpret_cast<size_t>(p) % (bytes) == 0)\n"
+
+
+def on_vectors(before: int, old: str = "", new: str = "") -> GpuTarget:
+    """The emulation with CUDA's cut and loads of whole taps, which begin `before` numbers late."""
+    require_emulator()
+
+    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
+        assert old in names["header"]
+        names["header"] = VECTORS + names["header"].replace(old, new)
+        return EMULATION.builder(**names)
+
+    return placed(replace(EMULATION, name="cuda", builder=build), ["conv"], before)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("taps", [2, 3, 4, 8])
+@pytest.mark.parametrize("case", [CASES[2], CASES[1], replace(CASES[6], T=8)], ids=str)
+def test_taps_that_are_loaded_together_give_the_same_bits(
+    case: DeltaCase, taps: int, before: int
+) -> None:
+    case = replace(case, heads=replace(case.heads, taps=taps))
+    (y, state, _), (wanted, after, _) = case.run(on_vectors(before)), case.run(EMULATION)
+    assert mx.array_equal(y, wanted)
+    assert all(map(mx.array_equal, state, after))
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "new"),
+    [
+        (0, "(16 * (tap % 2))", "(16 * (1 - tap % 2))"),
+        (0, "taps.words.v[tap / 2]", "taps.words.v[0]"),
+        (1, "bits[2 * i + 1]", "bits[2 * i]"),
+    ],
+)
+def test_a_mutation_of_taps_that_are_loaded_together_is_caught(
+    before: int, old: str, new: str
+) -> None:
+    y, _, _ = CASES[2].run(on_vectors(before, old, new))
+    assert not mx.array_equal(y, CASES[2].run(EMULATION)[0])
 
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
