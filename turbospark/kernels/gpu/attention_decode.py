@@ -5,7 +5,6 @@ A cache that is one chunk of keys needs no second pass.
 Its reference is `attend_reference` of kernels/attention.py.
 """
 
-import functools
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,7 +12,7 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.attention import attend_reference, first_key
 from turbospark.kernels.gpu import attention_geometry as geometry
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant, current_target
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, bounded, constant, current_target
 from turbospark.kernels.gpu.step_rows import step_of
 from turbospark.kernels.kv_rows import KVRows, StepRows
 from turbospark.kernels.target import HeadGeometry
@@ -272,13 +271,8 @@ def _tensor(heads: HeadGeometry, count: int, dtype: mx.Dtype) -> tuple[Kernel, i
     }
     queries = count * heads.num_heads // heads.num_kv_heads
     threads, tiles = 32 * shape.warps, -(-queries // (16 * shape.query_tiles))
-    return _bounded(threads, geometry.resident_blocks(heads, count)), threads, tiles, sizes
-
-
-@functools.cache
-def _bounded(threads: int, blocks: int) -> Kernel:
-    """attention_tensor, so many threadgroups of which fit on a multiprocessor; 0 for any."""
-    return TENSOR.resident(threads, blocks) if blocks else TENSOR
+    kernel = bounded(TENSOR, threads, geometry.resident_blocks(heads, count))
+    return kernel, threads, tiles, sizes
 
 
 def _check(q: mx.array, keys: mx.array, sinks: mx.array | None) -> HeadGeometry:

@@ -12,9 +12,9 @@ import mlx.core as mx
 from turbospark.errors import ShapeError
 from turbospark.kernels.activations import activate_reference
 from turbospark.kernels.gpu.bundle import Bundle
-from turbospark.kernels.gpu.int4_mma import HELPERS, MULTIPROCESSORS, THREADS, have_room, in_pairs
+from turbospark.kernels.gpu.int4_mma import HELPERS, MULTIPROCESSORS, THREADS, have_room
 from turbospark.kernels.gpu.int4_product import ACTIVATIONS, MAX_ROWS, Template, takes
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, constant
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, bounded, constant
 from turbospark.kernels.quantized_matmul import dequantize_reference
 from turbospark.kernels.weights import Activation, Norm, QuantizedWeight, Weight
 
@@ -36,7 +36,7 @@ KERNEL = Kernel(
     macros=("PARTS 1",),
     helpers=("parts.h", *HELPERS),
 )
-_IN_PAIRS = replace(in_pairs(KERNEL), name="int4_chain_2", body="int4_chain")
+_IN_PAIRS = replace(bounded(KERNEL, THREADS, 2), name="int4_chain_2", body="int4_chain")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from turbospark.errors import ShapeError
 from turbospark.kernels.gpu.int4_product import Int4Product
-from turbospark.kernels.gpu.kernel import GpuTarget, Kernel
+from turbospark.kernels.gpu.kernel import GpuTarget, Kernel, bounded
 from turbospark.kernels.gpu.step_sums import StreamSum
 
 THREADS = 256
@@ -84,7 +84,7 @@ def int4_mma(
     blocks = min(-(-tiles * cut.warps // 8), MULTIPROCESSORS * cut.blocks)
     kernel = product.kernel("int4_mma", "cuda", HELPERS)
     if cut.blocks == 2:
-        kernel = in_pairs(kernel)
+        kernel = bounded(kernel, THREADS, 2)
     inputs, outputs = product.inputs(x, residual), product.outputs(x)
     if zeros:
         kernel, outputs = _with_zeros(kernel, zeros), [*outputs, ((zeros,), mx.int32)]
@@ -110,12 +110,6 @@ def int4_mma(
         bundle=product.bundle,
         shared_bytes=shared_bytes(product, rows, cut),
     )
-
-
-@functools.cache
-def in_pairs(kernel: Kernel) -> Kernel:
-    """The same with so few registers that two blocks have room on a multiprocessor."""
-    return kernel.resident(THREADS, 2)
 
 
 @functools.cache
@@ -187,14 +181,14 @@ def _cuts(product: Int4Product, rows: int) -> Sequence[tuple[int, int, bool, int
 
 
 _SHORT_INNER = 4096
-_FEW_PAIRS = 5 * 16 * MULTIPROCESSORS
+_FEW_PAIRS = 5 * 16 * MULTIPROCESSORS  # columns: five tiles a multiprocessor
 _MANY_COLUMNS = 1 << 16
 _PAIR = ((1, 3, True, 1), (1, 2, True, 1), (1, 6, False, 1), (1, 4, False, 1))
 _NORMED = ((3, 3, True, 1), (2, 3, True, 1), (1, 3, True, 1), (1, 2, True, 1))
-_PLAIN = ((2, 2, True, 2), (1, 3, True, 2), (2, 2, False, 2), (1, 4, False, 2))
+_PLAIN = ((2, 2, True, 2), (1, 3, True, 2), (2, 2, False, 2))
 _FEW_ROWS = 2
 _NORMED_ROWS = ((1, 3, True, 1), (1, 2, True, 1))
-_PLAIN_ROWS = ((1, 3, True, 2), (1, 3, True, 1), (2, 2, False, 2), (1, 4, False, 2))
+_PLAIN_ROWS = ((1, 3, True, 2), (1, 3, True, 1), (2, 2, False, 2))
 
 
 def shared_bytes(product: Int4Product, rows: int, cut: Geometry) -> int:

@@ -116,11 +116,6 @@ class Kernel:
         helpers = "".join(_part(f"dialect/{name}", target) for name in self.helpers)
         return header(target) + macros + helpers
 
-    def resident(self, threads: int, blocks: int) -> "Kernel":
-        """The same on CUDA with so few registers that so many blocks fit on a multiprocessor."""
-        macros = (*self.macros, f"RESIDENT {threads}, {blocks}")
-        return replace(self, macros=macros, helpers=(*self.helpers, "cuda_resident.h"))
-
     def __call__(
         self,
         target: GpuTarget,
@@ -196,6 +191,24 @@ class Kernel:
         for what, is_broken in broken.items():
             if is_broken:
                 raise KernelError(f"kernel {self.name}: {what}")
+
+
+@functools.cache
+def bounded(kernel: Kernel, threads: int, blocks: int) -> Kernel:
+    """A kernel that only CUDA has, with so few registers that blocks fit on a multiprocessor.
+
+    MLX finds a built kernel by its name and template, so these have to tell apart what is bounded
+    otherwise.
+
+    Args:
+        kernel: any.
+        threads: of a block.
+        blocks: that are to fit; 0 for any number.
+    """
+    if blocks == 0:
+        return kernel
+    macros = (*kernel.macros, f"RESIDENT {threads}, {blocks}")
+    return replace(kernel, macros=macros, helpers=(*kernel.helpers, "cuda_resident.h"))
 
 
 def header(target: GpuTarget, only: str = "") -> str:
