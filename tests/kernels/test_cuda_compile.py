@@ -35,7 +35,8 @@ from turbospark.kernels.target import DeltaGeometry
 from turbospark.kernels.weights import Norm
 
 HALF, BRAIN = mx.float16, mx.bfloat16
-SPILLED = 32  # bytes of a thread, where threadgroups of norms, rotation and attention are to fit
+SPILLED = {"rotated_tensor": 32, "int4_mma_pair": 4}
+"""Bytes that a thread may spill where registers are bounded so that several blocks fit."""
 
 
 @pytest.fixture(scope="module")
@@ -222,9 +223,9 @@ def test_a_body_compiles_for_cuda_without_spills(launch: str, headers: Path) -> 
     for source in sources:
         report = compile_source(source, headers)
         spills = re.search(r"\b(\d+) bytes spill stores, (\d+) bytes spill loads", report)
-        is_bounded = "custom_kernel_rotated_tensor" in source and "RESIDENT" in source
+        allowed = [n for name, n in SPILLED.items() if f"custom_kernel_{name}" in source]
         assert spills, report
-        assert max(map(int, spills.groups())) <= SPILLED * is_bounded, report
+        assert max(map(int, spills.groups())) <= sum(allowed) * ("RESIDENT" in source), report
 
 
 @pytest.mark.parametrize(
