@@ -1,6 +1,5 @@
 """Products on tensor cores in emulation: every cut, and rows at any address."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +7,7 @@ import mlx.core as mx
 import pytest
 from kernels.cases_gpu_chain import ChainCase
 from kernels.cases_gpu_int4_product import BRAIN, CASES, HALF, TOLERANCE, WIDE, ProductCase
+from kernels.cuda_source import noting
 from kernels.int4_emulation import int4_emulation
 from kernels.matrices import quantized, rows
 from kernels.placed import placed
@@ -103,15 +103,10 @@ def test_names_and_templates_tell_apart_what_is_bounded_otherwise() -> None:
     """MLX finds a built kernel by them alone."""
     built: list[tuple[str, object, str]] = []
 
-    def build(**names: Any) -> Callable[..., Sequence[mx.array]]:
-        def launch(**call: Any) -> list[mx.array]:
-            built.append((names["name"], frozenset(call["template"]), names["header"]))
-            pairs = zip(call["output_shapes"], call["output_dtypes"], strict=True)
-            return [mx.zeros(*pair) for pair in pairs]
+    def note(names: dict[str, Any], call: dict[str, Any]) -> None:
+        built.append((names["name"], frozenset(call["template"]), names["header"]))
 
-        return launch
-
-    target, case = GpuTarget("recording", "cuda.h", build, "cuda"), ADDRESSES[1]
+    target, case = noting(note), ADDRESSES[1]
     for blocks in (1, 2, 3):
         int4_mma(case.product(), case.x(), None, target, Geometry(8, 4, 2, blocks, True))
     for blocks in (1, 2):
