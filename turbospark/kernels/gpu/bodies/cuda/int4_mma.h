@@ -22,8 +22,8 @@ constexpr int TEAM_THREADS = 32 * WARPS;
 constexpr int TILE = 16 * TALL;
 constexpr int SHARE = (TILE * M + TEAM_THREADS - 1) / TEAM_THREADS;
 constexpr int AT_ONCE = 8;  // chunks of x that a thread has under way
-constexpr int EARLY = STAGED_X ? 1 : STAGES - 1;  // x waits behind what is fetched before it
 constexpr int ALL_TILES = UNITS_OF_PARTS(TILE);
+constexpr int EARLY = STAGED_X ? 1 : STAGES - 1;  // staging x waits in the queue of what is fetched
 
 const int lane = threadIdx.x % 32;
 const int warp = threadIdx.x / 32;
